@@ -1,0 +1,42 @@
+# Needs make and Python 3.11 or newer. Everything else, PostgreSQL included, is
+# installed into .venv; `make test ARGS="-k retry"` hands ARGS to pytest.
+
+PYTHON ?= python3
+VENV ?= .venv
+DIST ?= dist
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint bench build clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo.stamp
+	$(VENV)/bin/python -m example_app
+
+test: $(VENV)/test.stamp
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+bench: $(VENV)/test.stamp
+	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+build: $(VENV)/dev.stamp
+	$(VENV)/bin/python -m build --outdir $(DIST)
+
+clean:
+	rm -rf $(VENV) $(DIST)
+
+# One stamp for each dependency group: pip runs again only when pyproject.toml
+# is newer than the stamp.
+$(VENV)/%.stamp: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(PIP) --editable . --group $*
+	@touch $@
+
+# `--group` needs pip 25.1, newer than what comes with Python 3.11.
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=/path/to/python" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip

@@ -1,0 +1,3 @@
+from flask.cli import AppGroup
+
+workflows_group = AppGroup("workflows")

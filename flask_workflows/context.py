@@ -1,0 +1,559 @@
+"""What a running workflow may do.
+
+The context of the body that runs now is found through a context variable, as `flask.request` is. Each call it makes
+is looked up in the run's history first; only a call without a record does something.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+from collections.abc import Callable
+from contextvars import ContextVar
+from datetime import datetime
+from datetime import timedelta
+from threading import get_ident
+from typing import Any
+from typing import get_type_hints
+from typing import NoReturn
+from typing import ParamSpec
+from typing import TYPE_CHECKING
+from typing import TypeVar
+
+from werkzeug.local import LocalProxy
+
+from . import failures
+from .durations import from_ms
+from .durations import instant_ms
+from .durations import to_ms
+from .errors import MisplacedCall
+from .errors import StepFailed
+from .errors import TransactionalRefused
+from .errors import UncommittedBodyWrites
+from .errors import ValueRefused
+from .execution import Execution
+from .history import Call
+from .history import caller
+from .interrupts import Cancelling
+from .interrupts import Interrupt
+from .store import Change
+from .store import NewRun
+from .store import StepWrite
+from .store import StoredStep
+
+if TYPE_CHECKING:
+    from .definition import Step
+    from .retry import Retry
+    from .runtime import Runtime
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: A step whose transaction lost against a rival is run again at once, at most this often.
+CONFLICT_RETRIES = 20
+
+_current: ContextVar[WorkflowContext | None] = ContextVar(
+    "flask_workflows_context", default=None
+)
+
+#: The context of the run executed here, falsy outside one.
+current_run: WorkflowContext = LocalProxy(
+    _current, unbound_message="no workflow runs here"
+)  # type: ignore[assignment]
+
+
+def outside_steps() -> WorkflowContext | None:
+    """The current context, null outside a run and inside a step."""
+    running = _current.get()
+    return None if running is None or running._step is not None else running
+
+
+def current_labels() -> tuple[str | None, str | None]:
+    """Run id and step key of what runs here, for log records."""
+    running = _current.get()
+    return (None, None) if running is None else (running.run_id, running._step)
+
+
+def takes_context(function: Callable[..., Any]) -> bool:
+    """Whether the first parameter is named `ctx` or annotated `WorkflowContext`."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        return False
+    first = parameters[0]
+    if first.name == "ctx" or first.annotation is WorkflowContext:
+        return True
+    if isinstance(first.annotation, str) and "WorkflowContext" in first.annotation:
+        try:
+            return get_type_hints(function).get(first.name) is WorkflowContext
+        except Exception:
+            return first.annotation.rpartition(".")[2] == "WorkflowContext"
+    return False
+
+
+class WorkflowContext:
+    """The run that is executed, for its body and its steps."""
+
+    def __init__(
+        self, runtime: Runtime, execution: Execution, strict: bool = True
+    ) -> None:
+        self._runtime = runtime
+        self._execution = execution
+        self._run = execution.run
+        self._step: str | None = None
+        self._looked = float("-inf")
+
+    @staticmethod
+    def current() -> WorkflowContext | None:
+        """The context of the run executed here, null outside one."""
+        return _current.get()
+
+    @staticmethod
+    def is_active() -> bool:
+        """Whether a run is executed here."""
+        return _current.get() is not None
+
+    # Facts ---------------------------------------------------------------------------------
+
+    @property
+    def run_id(self) -> str:
+        return self._run.id
+
+    @property
+    def version(self) -> int:
+        """The version the run was started on, which may be older than the code."""
+        return self._run.version
+
+    @property
+    def workspace(self) -> str | None:
+        return self._run.workspace or None
+
+    @property
+    def key(self) -> str | None:
+        return self._run.key
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt of the run this is, from 1."""
+        return self._run.attempts + 1
+
+    @property
+    def started_at(self) -> datetime:
+        """When the run was first taken up, the same on every execution."""
+        return from_ms(self._run.started_at)
+
+    @property
+    def idempotency_key(self) -> str:
+        """`"<run id>:<step key>"`, the same at every attempt of the step it is read in."""
+        if self._step is None:
+            raise MisplacedCall("idempotency_key belongs to a step: read it inside one")
+        return f"{self._run.id}:{self._step}"
+
+    # Calls ---------------------------------------------------------------------------------
+
+    def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        *args: Any,
+        retry: Retry | None = None,
+        **kwargs: Any,
+    ) -> R:
+        """Run a function as a step without declaring it."""
+        from .definition import Step
+
+        if self._step is not None:
+            return function(*args, **kwargs)
+        return self.call_step(Step(function, name=name, retry=retry), args, kwargs)  # type: ignore[no-any-return]
+
+    def sleep(self, duration: timedelta | float) -> None:
+        """Let the run sleep, for a timedelta or seconds; no thread is held."""
+        milliseconds = to_ms(duration, what="the duration of a sleep")
+        self._sleep(json.dumps({"ms": milliseconds}), due_in=milliseconds)
+
+    def sleep_until(self, instant: datetime) -> None:
+        """Let the run sleep until an aware datetime; one that is past is no sleep at all."""
+        milliseconds = instant_ms(instant, what="the instant of a sleep")
+        self._sleep(json.dumps({"until": milliseconds}), due_at=milliseconds)
+
+    def now(self) -> datetime:
+        """The present instant, by the database's clock, read once: a replay sees the same."""
+        call = self._call("$now")
+        if call.stored is not None:
+            return from_ms(int(call.stored.output or 0))
+        self._execution.may_start()
+        now = self._execution.now_ms()
+        self._hold(
+            StepWrite(call.key, call.position, "now", "completed", output=str(now)),
+            self._ticks(),
+        )
+        return from_ms(now)
+
+    def check_cancelled(self) -> None:
+        """End the run here if it is to be cancelled; meant for long steps. Asks the database once a second."""
+        execution = self._execution
+        if (
+            not execution.cancel_requested
+            and execution.interrupt is None
+            and self._ticks() - self._looked >= 1_000
+        ):
+            execution.look()
+            self._looked = self._ticks()
+        if execution.interrupt is not None:
+            raise execution.interrupt
+        if execution.cancel_requested:
+            execution.stop(Cancelling())
+
+    def start_run(self, new_run: NewRun) -> tuple[str, bool]:
+        """Record the start of another run, with the run itself; answer its id, and whether it is a new one."""
+        call = self._call(f"$start:{new_run.workflow}", new_run.input)
+        if call.stored is not None:
+            output = json.loads(call.stored.output or "{}")
+            return output["id"], output["created"]
+        self._execution.may_start()
+        self._refuse_body_writes()
+
+        def write(holder: str) -> StepWrite:
+            output = json.dumps({"id": holder, "created": holder == new_run.id})
+            return StepWrite(
+                call.key,
+                call.position,
+                "start",
+                "completed",
+                new_run.input,
+                output,
+                finished_ago=0,
+            )
+
+        holder = self._execution.record_start(new_run, write)
+        self._runtime.announce()
+        return holder, holder == new_run.id
+
+    # Sleeping ------------------------------------------------------------------------------
+
+    def _sleep(
+        self, input: str, *, due_in: int | None = None, due_at: int | None = None
+    ) -> None:
+        execution = self._execution
+        call = self._call("$sleep", input)
+        stored = call.stored
+        if stored is None:
+            execution.may_start()
+            self._refuse_body_writes()
+            write = StepWrite(
+                call.key,
+                call.position,
+                "sleep",
+                "sleeping",
+                input,
+                due_at=due_at,
+                due_in=due_in,
+            )
+            if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
+                self._hold(write._replace(status="completed"), self._ticks())
+                return
+            self._suspend("sleeping", write, due_at=due_at, due_in=due_in)
+        if stored.status == "completed":
+            return
+        self._wait_for_due(stored)
+        slept = max(0, execution.now_ms() - (stored.started_at or 0))
+        self._hold(_completed(stored), self._ticks() - slept)
+
+    def _wait_for_due(self, stored: StoredStep) -> None:
+        """Suspend again if the run was woken before this call is due."""
+        if stored.due_at is not None and stored.due_at > self._execution.now_ms():
+            self._suspend("sleeping", None, due_at=stored.due_at)
+
+    def _suspend(
+        self,
+        status: str,
+        write: StepWrite | None,
+        *,
+        due_at: int | None = None,
+        due_in: int | None = None,
+    ) -> NoReturn:
+        execution = self._execution
+        change = Change(
+            status, attempts=execution.attempts, due_at=due_at, due_in=due_in
+        )
+        execution.suspend(change, write)
+
+    # Steps ---------------------------------------------------------------------------------
+
+    def call_step(
+        self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Answer the recorded result of the body's next call, or run it."""
+        limit = self._runtime.config.max_payload_bytes
+        self._here(f"step {step.name!r}")
+        input = step.codec.dump_call(args, kwargs, where=step.where, max_bytes=limit)
+        call = self._execution.call(step.name, input)
+        stored = call.stored
+        if stored is not None:
+            if stored.status == "completed":
+                return step.codec.result.load(stored.output or "null", where=step.where)
+            if stored.status == "failed":
+                raise self._recorded(self._error_of(step, call.key, stored))
+            if stored.status == "retrying":
+                self._wait_for_due(stored)
+        self._execution.may_start()
+        self._refuse_body_writes()
+        self._runtime.sessions.remove()
+        return self._attempt(step, call, input, args, kwargs)
+
+    def _attempt(
+        self,
+        step: Step[Any, Any],
+        call: Call,
+        input: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the step until it is stored; what is run again here lost its transaction and uses no attempt."""
+        execution = self._execution
+        attempt, earlier = _attempts_before(call.stored)
+        running = StepWrite(
+            call.key,
+            call.position,
+            "step",
+            "running",
+            input,
+            attempts=attempt + 1,
+            earlier=_dump_earlier(earlier),
+        )
+        for repetition in range(CONFLICT_RETRIES + 1):
+            started = self._ticks()
+            output: str | None = None
+            try:
+                execution.begin_step(running, started)
+                output = self._execute(step, call.key, args, kwargs)
+                self._store(
+                    step, running._replace(status="completed", output=output), started
+                )
+                return step.codec.result.load(output, where=step.where)
+            except Interrupt:
+                raise
+            except BaseException as error:
+                if execution.interrupt is not None:
+                    raise execution.interrupt from None
+                if repetition < CONFLICT_RETRIES and self._lost_race(step, error):
+                    self._pause(repetition)
+                    continue
+                if output is not None and self._stored_after_all(call.key, error):
+                    return step.codec.result.load(output, where=step.where)
+                self._fail(step, running, error, started, earlier)
+            finally:
+                execution.leave_step()
+                self._runtime.sessions.remove()
+        raise AssertionError("unreachable")
+
+    def _execute(
+        self,
+        step: Step[Any, Any],
+        key: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> str:
+        """Call the function; answer its result as stored."""
+        runtime = self._runtime
+        if step.transactional:
+            if runtime.config.store == "memory" or runtime.apart:
+                raise TransactionalRefused(
+                    f"step {step.name!r} is transactional, but the runs are not in the database of db.session "
+                    '(WORKFLOWS_STORE="memory" or sqlite://): use a database file or server'
+                )
+            runtime.sessions.guard()
+        function = (
+            runtime.app.ensure_sync(step.function) if step.is_async else step.function
+        )
+        self._step = key
+        try:
+            value = function(*args, **kwargs)
+        finally:
+            self._step = None
+        return step.codec.result.dump(
+            value, where=step.where, max_bytes=runtime.config.max_payload_bytes
+        )
+
+    def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
+        """Commit the session's writes with the record, or hold the record where there are none."""
+        if not self._runtime.sessions.may_commit():
+            self._hold(write, started)
+            return
+        sessions = self._runtime.sessions
+        self._execution.record_with(
+            lambda record: sessions.commit_step(
+                record, transactional=step.transactional
+            ),
+            write,
+            started,
+        )
+
+    def _lost_race(self, step: Step[Any, Any], error: BaseException) -> bool:
+        """Whether a rival's transaction won over the step's own, which left nothing behind."""
+        cause = getattr(error, "orig", None)
+        ours = step.transactional or self._execution.committing
+        return (
+            cause is not None
+            and ours
+            and self._runtime.store.dialect.is_conflict(cause)
+        )
+
+    def _pause(self, repetition: int) -> None:
+        self._runtime.store.giving_up.wait(
+            min(0.01 * 2**repetition, 1.0) * random.uniform(0.5, 1.5)
+        )
+
+    def _stored_after_all(self, key: str, error: BaseException) -> bool:
+        """Whether a commit whose reply was lost did happen."""
+        if not self._execution.committing or not getattr(
+            error, "connection_invalidated", False
+        ):
+            return False
+        found = self._runtime.store.find_step(self.run_id, key)
+        if found is None or found[0] != "completed":
+            return False
+        self._execution.look()
+        if self._execution.interrupt is not None:
+            raise self._execution.interrupt
+        self._execution.stored()
+        return True
+
+    def _fail(
+        self,
+        step: Step[Any, Any],
+        running: StepWrite,
+        error: BaseException,
+        started: float,
+        earlier: list[dict[str, Any]],
+    ) -> NoReturn:
+        """Record the failed attempt; let the run sleep before the next, or raise what the step ends with."""
+        self._runtime.sessions.remove()
+        if step.raises and isinstance(error, step.raises):
+            described = failures.business(error, step=running.key)
+            if described is not None:
+                self._end_failed(running, described, started)
+                rebuilt = failures.rebuild(described, step.raises) or error
+                raise self._recorded(rebuilt) from error
+
+        refused = isinstance(error, ValueRefused | TransactionalRefused)
+        described = failures.describe(
+            error, "value" if refused else "step", step=running.key
+        )
+        delay = (
+            None
+            if refused
+            else self._runtime.retry_of(step).delay_ms(error, running.attempts)
+        )
+        if delay is None:
+            self._end_failed(running, described, started)
+            self._runtime.step_failed(self._run, running.key, described)
+            failed = failures.step_failed(running.key, running.attempts, described)
+            raise self._recorded(failed) from error
+
+        elapsed = int(self._ticks() - started)
+        finished_at = self._execution.now_ms()
+        earlier.append(
+            {
+                "started_at": finished_at - elapsed,
+                "finished_at": finished_at,
+                "error": described,
+            }
+        )
+        write = running._replace(
+            status="retrying",
+            error=failures.dumps(described),
+            earlier=_dump_earlier(earlier),
+            started_ago=elapsed,
+            due_in=delay,
+        )
+        self._suspend("sleeping", write, due_in=delay)
+
+    def _end_failed(
+        self, running: StepWrite, described: dict[str, Any], started: float
+    ) -> None:
+        self._execution.record(
+            running._replace(status="failed", error=failures.dumps(described)), started
+        )
+
+    def _error_of(
+        self, step: Step[Any, Any], key: str, stored: StoredStep
+    ) -> BaseException:
+        """The error a recorded failure ended with, the same as when it happened."""
+        described: dict[str, Any] = json.loads(stored.error or "{}")
+        if described.get("kind") == "business":
+            rebuilt = failures.rebuild(described, step.raises)
+            if rebuilt is not None:
+                return rebuilt
+        return failures.step_failed(key, stored.attempts, described)
+
+    def _recorded(self, error: BaseException) -> BaseException:
+        self._execution.recorded_errors.append(error)
+        return error
+
+    # Where a call is made ---------------------------------------------------------------------
+
+    def _call(self, name: str, input: str | None = None) -> Call:
+        """Take the next call of the body."""
+        what = f"ctx.{name.lstrip('$').partition(':')[0]}()"
+        self._here(what)
+        if self._step is not None:
+            raise MisplacedCall(
+                f"{what} was called inside the step {self._step!r}: call it in the workflow's body"
+            )
+        return self._execution.call(name, input)
+
+    def _here(self, what: str) -> None:
+        if get_ident() != self._execution.thread:
+            raise MisplacedCall(
+                f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
+                "differ from one execution to the next; call it in the workflow's own thread"
+            )
+
+    def _refuse_body_writes(self) -> None:
+        if self._runtime.sessions.holds_writes():
+            self._runtime.sessions.remove()
+            raise UncommittedBodyWrites(
+                f"the body of {self._run.workflow!r} wrote through db.session before the call at {caller()}; a body "
+                "runs again at every wake-up, so put the write into a step"
+            )
+
+    def _hold(self, write: StepWrite, started: float) -> None:
+        self._execution.hold(write, started)
+
+    def _ticks(self) -> float:
+        return self._execution.store.ticks()
+
+
+def _completed(stored: StoredStep) -> StepWrite:
+    return StepWrite(
+        stored.key,
+        stored.position,
+        stored.kind,
+        "completed",
+        stored.input,
+        stored.output,
+        attempts=stored.attempts,
+        due_at=stored.due_at,
+    )
+
+
+def _attempts_before(stored: StoredStep | None) -> tuple[int, list[dict[str, Any]]]:
+    """Attempts that ended in an error, and their log; one that was running when its worker died is none."""
+    if stored is None:
+        return 0, []
+    earlier = json.loads(stored.earlier) if stored.earlier else []
+    return (
+        stored.attempts - 1 if stored.status == "running" else stored.attempts
+    ), earlier
+
+
+def _dump_earlier(earlier: list[dict[str, Any]]) -> str | None:
+    return (
+        json.dumps(earlier, ensure_ascii=False, separators=(",", ":"))
+        if earlier
+        else None
+    )
+
+
+__all__ = ["StepFailed", "WorkflowContext", "current_run"]

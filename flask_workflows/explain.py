@@ -1,0 +1,635 @@
+"""What a run is doing and why it does not move, in plain words.
+
+Pure: everything known comes in, nothing is looked up. Texts are made of parts, so that a page can mark up names and
+let times tick while a terminal prints them plainly.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from datetime import datetime
+from datetime import timedelta
+from datetime import tzinfo
+from datetime import UTC
+from typing import Literal
+
+from . import phrases
+from .redaction import redact_text
+from .runs import Count
+from .runs import in_ranges
+from .runs import Run
+from .runs import RunError
+from .runs import RunStatus
+from .runs import Step
+from .runs import Worker
+
+#: Workers poll, so nothing is late within this.
+PATIENCE = timedelta(seconds=10)
+
+Form = Literal["at", "ago", "in", "for"]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Something the app named: a workflow, a step, a queue, a command."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A point in time: as a time of day, or "3 min ago", "in 15 h", or the age "3 min"."""
+
+    at: datetime
+    form: Form = "at"
+
+
+Part = str | Name | Instant
+Text = tuple[Part, ...]
+
+
+def plain(text: Text, *, now: datetime, zone: tzinfo = UTC) -> str:
+    """The text without any mark-up."""
+    return "".join(_plain_part(part, now, zone) for part in text)
+
+
+def _plain_part(part: Part, now: datetime, zone: tzinfo) -> str:
+    match part:
+        case Name(text):
+            return text
+        case Instant(at, form):
+            return say(at, form, now=now, zone=zone)
+        case _:
+            return part
+
+
+def say(at: datetime, form: Form, *, now: datetime, zone: tzinfo) -> str:
+    """One instant in one form."""
+    match form:
+        case "ago":
+            return f"{phrases.age(now - at)} ago"
+        case "in":
+            return f"in {phrases.age(at - now)}"
+        case "for":
+            return phrases.age(now - at)
+        case "at":
+            return phrases.instant(at, now=now, zone=zone)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known beside the run."""
+
+    now: datetime
+    #: The live ones.
+    workers: tuple[Worker, ...] = ()
+    #: What the code of this process can run: versions, lowest and highest, by workflow. Null when that is not known.
+    known: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    #: For how long finished runs are kept; 0 for good.
+    keep_days: int = 0
+    #: How many runs of its queue fell due before it; null when that was not counted.
+    ahead: Count | None = None
+    names: Mapping[str, Worker] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "names", {worker.id: worker for worker in self.workers}
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """One sentence that says what is going on, and what else there is to say."""
+
+    headline: Text
+    more: Text = ()
+
+
+def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
+    """The status to show: the run's own word, or "retrying" or "cancelling"."""
+    if run.cancelling:
+        return "cancelling"
+    if run.status is RunStatus.SLEEPING and _retries(run, _main_step(open_steps)):
+        return "retrying"
+    return str(run.status)
+
+
+def _retries(run: Run, step: Step | None) -> bool:
+    if step is not None:
+        return step.status == "retrying"
+    return run.error is not None and run.attempts > 0
+
+
+def _main_step(open_steps: Iterable[Step]) -> Step | None:
+    """The step that says most about what the run does: one that executes, else the one due first."""
+    last = datetime.max.replace(tzinfo=UTC)
+    return min(
+        open_steps,
+        key=lambda step: (step.status != "running", step.due_at or last, step.position),
+        default=None,
+    )
+
+
+# One line, for lists -----------------------------------------------------------------------
+
+
+def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Text:
+    """What the run is doing, in a few words."""
+    step = _main_step(open_steps)
+    match state(run, open_steps):
+        case "cancelling":
+            return (
+                "stops at the next step, asked ",
+                Instant(run.cancel_requested_at or run.updated_at, "ago"),
+            )
+        case "retrying":
+            return _retry_line(run, step)
+        case RunStatus.PENDING:
+            return _pending_line(run, around)
+        case RunStatus.RUNNING:
+            return _running_line(run, step, around)
+        case RunStatus.SLEEPING:
+            return _timed_line(
+                "starts " if run.started_at is None and step is None else "wakes ",
+                run,
+                around,
+            )
+        case RunStatus.WAITING:
+            return (*_waited_for(step), *_time_out(run))
+        case RunStatus.FAILED:
+            return _failure(run.error, limit=120)
+        case RunStatus.COMPLETED | RunStatus.CANCELLED:
+            return ("" if run.finished_at is None else Instant(run.finished_at, "ago"),)
+        case _:
+            return ()
+
+
+def _pending_line(run: Run, around: Surroundings) -> Text:
+    if run.worker is not None and not _late(run, around):
+        return ("taken by ", *_worker(run, around), ", begins when a thread is free")
+    nobody = _nobody(run, around)
+    if nobody is not None:
+        return nobody
+    return (
+        "next in ",
+        Name(run.queue),
+        ", due ",
+        Instant(run.due_at or run.created_at, "ago"),
+    )
+
+
+def _running_line(run: Run, step: Step | None, around: Surroundings) -> Text:
+    doing: Text = () if step is None else (*_numbered(step), ", ")
+    if run.due_at is not None and _late(run, around):
+        return (*doing, "lease ran out ", Instant(run.due_at, "ago"))
+    return (*doing, "on ", *_worker(run, around))
+
+
+def _timed_line(verb: str, run: Run, around: Surroundings) -> Text:
+    if run.due_at is None:
+        return ()
+    if _late(run, around):
+        return (
+            *(_nobody(run, around) or ("waits for a free worker",)),
+            ", due ",
+            Instant(run.due_at, "ago"),
+        )
+    return (verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"))
+
+
+def _retry_line(run: Run, step: Step | None) -> Text:
+    due: Text = () if run.due_at is None else (" ", Instant(run.due_at, "in"))
+    if step is None:
+        return (
+            f"attempt {run.attempts + 1} of {run.max_attempts}",
+            *due,
+            *_because(run.error),
+        )
+    return (*_numbered(step), f", try {step.attempts + 1}", *due, *_because(step.error))
+
+
+def _because(error: RunError | None) -> Text:
+    return () if error is None else (f". {error.short_type}",)
+
+
+def _numbered(step: Step) -> Text:
+    return (f"step {step.number or step.position}, ", Name(step.label))
+
+
+def _waited_for(step: Step | None) -> Text:
+    match step:
+        case Step(kind="wait"):
+            return ("event ", Name(step.label.removeprefix("wait ")))
+        case Step(kind="start"):
+            return ("run of ", Name(step.label.removeprefix("start ")))
+        case Step():
+            return _numbered(step)
+        case _:
+            return ("something outside",)
+
+
+def _time_out(run: Run) -> Text:
+    return () if run.due_at is None else (", at most until ", Instant(run.due_at))
+
+
+def _failure(error: RunError | None, *, limit: int) -> Text:
+    if error is None:
+        return ("no error was stored",)
+    place: Text = () if error.step is None else (Name(error.step), ". ")
+    return (*place, said(error, limit=limit))
+
+
+def said(error: RunError, *, limit: int) -> str:
+    """Class and message of an error on one line, without what looks like a secret."""
+    message = phrases.cut(redact_text(error.message[: 10 * limit]), limit)
+    return f"{error.short_type}: {message}" if message else error.short_type
+
+
+# Why nobody runs it ------------------------------------------------------------------------
+
+
+def _nobody(run: Run, around: Surroundings) -> Text | None:
+    """Why no live worker can take the run; null if one can."""
+    workers = around.workers
+    if not workers:
+        return ("no live worker",)
+    serving = [worker for worker in workers if worker.serves(run.queue)]
+    if not serving:
+        return ("no live worker serves queue ", Name(run.queue))
+    ranges = [
+        versions for worker in serving for versions in worker.versions(run.workflow)
+    ]
+    if not ranges:
+        return ("no live worker knows ", Name(run.workflow))
+    if not in_ranges(run.version, ranges):
+        return (f"no live worker runs version {run.version}",)
+    return None
+
+
+def _is_orphan(run: Run, around: Surroundings) -> bool:
+    """Whether neither this app's code nor any live worker's has the workflow."""
+    if around.known is None or run.workflow in around.known:
+        return False
+    return not any(worker.versions(run.workflow) for worker in around.workers)
+
+
+def _late(run: Run, around: Surroundings) -> bool:
+    return run.due_at is not None and run.due_at + PATIENCE < around.now
+
+
+def _worker(run: Run, around: Surroundings) -> Text:
+    worker = around.names.get(run.worker or "")
+    if worker is None:
+        return ("a worker that is gone",) if run.worker is not None else ("no worker",)
+    return (Name(worker_name(worker)),)
+
+
+def worker_name(worker: Worker) -> str:
+    """The worker's name and where it runs."""
+    place = f"{worker.host}:{worker.pid}"
+    return place if worker.name == place else f"{worker.name} ({place})"
+
+
+# The sentences of the run's own page -------------------------------------------------------
+
+
+def why(
+    run: Run,
+    open_steps: Sequence[Step],
+    around: Surroundings,
+    *,
+    failed: Step | None = None,
+) -> Why:
+    """What is going on with the run, and why it does not move.
+
+    `failed` is the step that failed the run, if one did.
+    """
+    step = _main_step(open_steps)
+    match state(run, open_steps):
+        case "cancelling":
+            return _why_cancelling(run, step, around)
+        case "retrying":
+            return _why_retrying(run, step, around)
+        case RunStatus.PENDING:
+            return _why_pending(run, around)
+        case RunStatus.RUNNING:
+            return _why_running(run, step, around)
+        case RunStatus.SLEEPING:
+            return _why_sleeping(run, step, around)
+        case RunStatus.WAITING:
+            return _why_waiting(run, step, around)
+        case RunStatus.FAILED:
+            return _why_failed(run, failed)
+        case RunStatus.CANCELLED:
+            return _why_cancelled(run, around)
+        case RunStatus.COMPLETED:
+            took = "" if run.took is None else f" in {phrases.duration(run.took)}"
+            return Why((f"Done{took}.",), _kept(run, around))
+        case other:
+            return Why(
+                (
+                    "Its status is ",
+                    Name(other),
+                    ", which this version of the package does not know.",
+                )
+            )
+
+
+def _why_pending(run: Run, around: Surroundings) -> Why:
+    if run.worker is not None and not _late(run, around):
+        headline: Text = (
+            "Taken by ",
+            *_worker(run, around),
+            "; it begins when a thread is free there.",
+        )
+        return Why(headline, _losses(run))
+    nobody = _why_nobody(run, around)
+    if nobody is not None:
+        return nobody
+
+    ahead: Text = ()
+    if around.ahead is not None and around.ahead.value:
+        number = phrases.count(around.ahead.value, capped=around.ahead.capped)
+        ahead = (
+            f"; {number} {'is' if around.ahead.value == 1 else 'are'} ahead of it in ",
+            Name(run.queue),
+        )
+    headline = (
+        "Pending for ",
+        Instant(run.due_at or run.created_at, "for"),
+        *ahead,
+        ".",
+    )
+    return Why(headline, _sentences(_able(run, around), _losses(run)))
+
+
+def _able(run: Run, around: Surroundings) -> Text:
+    able = sum(worker.can_run(run) for worker in around.workers)
+    return (
+        f"{phrases.several(able, 'live worker')} can take it, as soon as a thread is free.",
+    )
+
+
+def _why_nobody(run: Run, around: Surroundings) -> Why | None:
+    """Why the run waits for a worker there is none of, and what would help; null if there is one."""
+    nobody = _nobody(run, around)
+    if nobody is None:
+        return None
+    if _is_orphan(run, around):
+        return Why(
+            ("No workflow named ", Name(run.workflow), " is in this app's code."),
+            (
+                "It waits until a worker has it. If it was renamed or removed, cancel the run.",
+            ),
+        )
+
+    due: Text = () if run.due_at is None else ("Due ", Instant(run.due_at, "ago"), ".")
+    if not around.workers:
+        start: Text = ("Start one: ", Name(work_command()), ".")
+        return Why(("No worker is live.",), _sentences(start, due))
+
+    serving = [worker for worker in around.workers if worker.serves(run.queue)]
+    if not serving:
+        start = ("Start one: ", Name(work_command(run.queue)), ".")
+        return Why(
+            ("No live worker serves queue ", Name(run.queue), "."),
+            _sentences(start, due),
+        )
+
+    ranges = [
+        versions for worker in serving for versions in worker.versions(run.workflow)
+    ]
+    if not ranges:
+        start = (
+            "Start one whose ",
+            Name("WORKFLOWS_IMPORTS"),
+            " names the module that declares it.",
+        )
+        return Why(
+            ("No live worker knows the workflow ", Name(run.workflow), "."),
+            _sentences(start, due),
+        )
+
+    here = in_ranges(run.version, (around.known or {}).get(run.workflow, ()))
+    restart: Text = ("This app's code has it: restart the workers.",) if here else ()
+    return Why(
+        (f"Waits for a worker with version {run.version} of ", Name(run.workflow), "."),
+        _sentences((f"Live workers run {_versions(ranges)}.",), restart, due),
+    )
+
+
+def work_command(queue: str | None = None) -> str:
+    """What to type for a worker."""
+    if queue is None:
+        return "flask workflows work"
+    return f"flask workflows work --queue {shlex.quote(queue)}"
+
+
+def _versions(ranges: Iterable[tuple[int, int]]) -> str:
+    listed = sorted(set(ranges))
+    texts = [str(low) if low == high else f"{low} to {high}" for low, high in listed]
+    single = len(listed) == 1 and listed[0][0] == listed[0][1]
+    return f"version{'' if single else 's'} {', '.join(texts)}"
+
+
+def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
+    if run.due_at is not None and _late(run, around):
+        nobody = _nobody(run, around)
+        over: Text = ("Any live worker takes it over at its next look.",)
+        if nobody is not None:
+            over = ("Nobody can take it over: ", *nobody, ".")
+        again: Text = (
+            () if step is None else (*_capital(_numbered(step)), ", then starts again.")
+        )
+        headline: Text = (
+            "Its worker does not answer; the lease ran out ",
+            Instant(run.due_at, "ago"),
+            ".",
+        )
+        return Why(headline, _sentences(over, again, _losses(run)))
+
+    on: Text = ("on ", *_worker(run, around), ".")
+    lease: Text = ()
+    if run.due_at is not None:
+        lease = (
+            "The lease, renewed while the worker lives, would run out ",
+            Instant(run.due_at, "in"),
+            ".",
+        )
+    if step is None:
+        return Why(("Running ", *on), _sentences(lease, _losses(run)))
+
+    since: Text = (
+        ()
+        if step.started_at is None
+        else ("for ", Instant(step.started_at, "for"), " ")
+    )
+    return Why(
+        (*_capital(_numbered(step)), ", runs ", *since, *on),
+        _sentences(lease, _losses(run)),
+    )
+
+
+def _why_cancelling(run: Run, step: Step | None, around: Surroundings) -> Why:
+    asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
+    more: Text = (
+        () if step is None else (*_capital(_numbered(step)), ", finishes first.")
+    )
+    if _late(run, around):
+        more = ("Its worker does not answer; the next one ends the run.",)
+    return Why(
+        ("Cancelling was asked for ", asked, "; the run stops at its next step."), more
+    )
+
+
+def _why_retrying(run: Run, step: Step | None, around: Surroundings) -> Why:
+    following: Text = (
+        () if run.due_at is None else ("Next try ", Instant(run.due_at, "in"), ".")
+    )
+    overdue: Text = ()
+    if _late(run, around):
+        following = ("The next try is due.",)
+        overdue = _overdue(run, around)
+
+    if step is None:
+        raised: Text = ("The workflow's body raised ", *_raised(run.error), ".")
+        used = f"{run.attempts} of {run.max_attempts} attempts used."
+        said_: Text = () if run.error is None else (said(run.error, limit=300),)
+        return Why(_sentences(raised, following), _sentences((used,), overdue, said_))
+    times = "once" if step.attempts == 1 else f"{step.attempts} times"
+    failed: Text = (
+        *_capital(_numbered(step)),
+        f", failed {times}, with ",
+        *_raised(step.error),
+        ".",
+    )
+    said_ = () if step.error is None else (said(step.error, limit=300),)
+    return Why(_sentences(failed, following), _sentences(overdue, said_))
+
+
+def _raised(error: RunError | None) -> Text:
+    return ("an error",) if error is None else (Name(error.short_type),)
+
+
+def _why_sleeping(run: Run, step: Step | None, around: Surroundings) -> Why:
+    if run.due_at is None:
+        return Why(("Sleeps, and nothing will wake it.",))
+    if _late(run, around):
+        return Why(
+            ("It should have woken ", Instant(run.due_at, "ago"), "."),
+            _overdue(run, around),
+        )
+
+    verb = "Starts " if run.started_at is None and step is None else "Sleeps until "
+    since: Text = ()
+    if step is not None and step.started_at is not None:
+        since = (*_capital(_numbered(step)), ", began ", Instant(step.started_at), ".")
+    return Why((verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"), "."), since)
+
+
+def _overdue(run: Run, around: Surroundings) -> Text:
+    nobody = _why_nobody(run, around)
+    return (
+        _able(run, around)
+        if nobody is None
+        else _sentences(nobody.headline, nobody.more)
+    )
+
+
+def _why_waiting(run: Run, step: Step | None, around: Surroundings) -> Why:
+    since: Text = ()
+    if step is not None and step.started_at is not None:
+        since = ("Since ", Instant(step.started_at), ".")
+
+    ends: Text = ("It waits for good.",)
+    if run.due_at is not None and _late(run, around):
+        ends = _sentences(
+            ("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around)
+        )
+    elif run.due_at is not None:
+        ends = (
+            "At most until ",
+            Instant(run.due_at),
+            ", ",
+            Instant(run.due_at, "in"),
+            ".",
+        )
+    return Why(("Waiting for ", *_waited_for(step), "."), _sentences(since, ends))
+
+
+def _why_failed(run: Run, failed: Step | None) -> Why:
+    error = run.error
+    if error is None:
+        return Why(("Failed; no error was stored.",))
+
+    message = said(error, limit=300)
+    if error.kind == "lost":
+        return Why((f"Failed: {message}",), _losses(run))
+    if error.kind == "nondeterminism":
+        mend: Text = ("Mend the code, then retry: what is stored is kept.",)
+        return Why(
+            ("The code no longer makes the calls that were recorded.",),
+            _sentences((message,), mend),
+        )
+    if error.step is None:
+        used: Text = (
+            (f"{run.attempts} of {run.max_attempts} attempts used.",)
+            if run.attempts
+            else ()
+        )
+        return Why((f"Failed: {message}",), used)
+
+    tries: Text = ()
+    if error.kind == "business":
+        tries = ("The step declares this error, so it was not tried again.",)
+    elif failed is not None and failed.attempts > 1:
+        tries = (f"It was tried {failed.attempts} times.",)
+    at: Text = ("step ", Name(error.step)) if failed is None else _numbered(failed)
+    return Why(("Failed at ", *at, f": {message}"), tries)
+
+
+def _why_cancelled(run: Run, around: Surroundings) -> Why:
+    if run.finished_at is None:
+        return Why(("Cancelled.",))
+    before = "" if run.started_at is not None else " before it began"
+    return Why(
+        (f"Cancelled{before}, ", Instant(run.finished_at, "ago"), "."),
+        _kept(run, around),
+    )
+
+
+def _kept(run: Run, around: Surroundings) -> Text:
+    if not around.keep_days or run.finished_at is None:
+        return ()
+    until = run.finished_at + timedelta(days=around.keep_days)
+    return (
+        "Kept until ",
+        Instant(until),
+        f" ({phrases.several(around.keep_days, 'day')}).",
+    )
+
+
+def _losses(run: Run) -> Text:
+    if not run.losses:
+        return ()
+    times = "once" if run.losses == 1 else f"{run.losses} times"
+    return (f"It lost its worker {times} since its last new step.",)
+
+
+def _sentences(*texts: Text) -> Text:
+    joined: Text = ()
+    for text in texts:
+        joined = (*joined, " ", *text) if joined and text else (*joined, *text)
+    return joined
+
+
+def _capital(text: Text) -> Text:
+    first = text[0]
+    return (
+        (first[:1].upper() + first[1:], *text[1:]) if isinstance(first, str) else text
+    )

@@ -1,0 +1,431 @@
+"""The extension: declare workflows and steps, start runs, look after them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from datetime import timedelta
+from typing import Any
+from typing import Concatenate
+from typing import overload
+from typing import ParamSpec
+from typing import Protocol
+from typing import TypeVar
+
+from flask import Flask
+
+from . import models
+from . import service
+from .cli import workflows_group
+from .config import WorkflowsConfig
+from .context import outside_steps
+from .context import WorkflowContext
+from .definition import StartOptions
+from .definition import Step
+from .definition import Workflow
+from .durations import instant_ms
+from .errors import DefinitionError
+from .errors import SetupError
+from .handle import Handle
+from .names import new_id
+from .registry import Registry
+from .retry import Retry
+from .runs import Page
+from .runs import Run
+from .runs import RunDetails
+from .runs import RunQuery
+from .runtime import Authorize
+from .runtime import current_runtime
+from .runtime import EXTENSION
+from .runtime import prepare_engine
+from .runtime import Runtime
+from .store import NewRun
+from .worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Clock(Protocol):
+    """Something that tells the time, for tests: `workflows.clock = clock`."""
+
+    def now(self) -> datetime:
+        """The present instant, aware."""
+        ...
+
+
+class Workflows:
+    """Durable workflows on a Flask app's own database.
+
+    `Workflows(app)` or `Workflows(app, db)` sets the app up at once; `Workflows()` and `init_app(app)` later, for any
+    number of apps. `authorize(action, run=None)` opens the pages: it answers true, false, or a response to give
+    instead; without it they are closed.
+    """
+
+    def __init__(
+        self,
+        app: Flask | None = None,
+        db: Any = None,
+        *,
+        authorize: Authorize | None = None,
+    ) -> None:
+        self.registry = Registry()
+        #: Null: the database's clock. Set in tests; every stored instant then comes from it.
+        self.clock: Clock | None = None
+        self.authorizer = authorize
+        self._tick_ms: int | None = None
+        self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+        if app is not None:
+            self.init_app(app, db)
+
+    def init_app(
+        self, app: Flask, db: Any = None, *, authorize: Authorize | None = None
+    ) -> None:
+        """Register tables, pages and commands on an app. Raises `SetupError` when that was done before."""
+        if EXTENSION in app.extensions:
+            raise SetupError(
+                "Flask-Workflows is initialised on this app already: call Workflows(app) or init_app(app), once"
+            )
+        config = WorkflowsConfig.from_app_config(app.config)
+        runtime = Runtime(app, self, config, db, authorize)
+        self._mirror_tables(runtime)
+        app.extensions[EXTENSION] = runtime
+        self._runtimes.add(runtime)
+        app.cli.add_command(workflows_group)
+        if False and config.dashboard:
+            from .views import create_blueprint
+
+            app.register_blueprint(create_blueprint(config))
+
+    def _mirror_tables(self, runtime: Runtime) -> None:
+        """Make the tables known to the app's metadata, so that create_all() and autogenerate see them."""
+        db = (
+            runtime._db
+            if runtime._db is not None
+            else runtime.app.extensions.get("sqlalchemy")
+        )
+        if db is None or runtime.config.store == "memory":
+            return
+        if db.metadata.schema is not None:
+            raise SetupError(
+                f"db.metadata has the schema {db.metadata.schema!r}, but the tables of Flask-Workflows stand in the "
+                "default one: set the schema by search_path in the database URL instead"
+            )
+        for table in models.metadata.sorted_tables:
+            if table.key not in db.metadata.tables:
+                table.to_metadata(db.metadata)
+        if "sqlalchemy" in runtime.app.extensions:
+            with runtime.app.app_context():
+                prepare_engine(db.engine)
+
+    def authorize(self, function: Authorize) -> Authorize:
+        """Decorator for the function that opens the pages; as the `authorize` argument."""
+        self.authorizer = function
+        return function
+
+    # Declaring -----------------------------------------------------------------------------
+
+    @overload
+    def step(self, function: Callable[P, R], /) -> Step[P, R]: ...
+
+    @overload
+    def step(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        raises: type[Exception] | tuple[type[Exception], ...] = (),
+        transactional: bool = False,
+    ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
+
+    def step(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a step. Inside a run its result is stored; called outside one it is a plain function.
+
+        `retry` says when it is tried again; `raises` names business errors, which are not retried and come back as
+        they are; `transactional` makes sure that what it writes through `db.session` commits together with its
+        record, or not at all.
+        """
+
+        def declare(function: Callable[..., Any]) -> Step[Any, Any]:
+            step = Step(function, **options)
+            self.registry.add_step(step)
+            return step
+
+        return declare if function is None else declare(function)
+
+    @overload
+    def workflow(
+        self, function: Callable[Concatenate[WorkflowContext, P], R], /
+    ) -> Workflow[P, R]: ...
+
+    @overload
+    def workflow(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
+
+    @overload
+    def workflow(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        min_version: int | None = None,
+        queue: str | None = None,
+        strict: bool = True,
+    ) -> _Declare: ...
+
+    def workflow(self, function: Any = None, /, **options: Any) -> Any:
+        """Declare a workflow: a plain function whose first parameter may be the context.
+
+        Runs are started on `version` and resumed on it, or on code whose `min_version` is not above theirs. `queue`
+        is served by the workers that name it. `strict=False` matches recorded calls by key, not by order.
+        """
+
+        def declare(function: Callable[..., Any]) -> Workflow[Any, Any]:
+            settings = {
+                "name": None,
+                "version": 1,
+                "min_version": None,
+                "queue": None,
+                "strict": True,
+                **options,
+            }
+            workflow: Workflow[Any, Any] = Workflow(self, function, **settings)
+            self.registry.add_workflow(workflow)
+            return workflow
+
+        return declare if function is None else declare(function)
+
+    # Starting ------------------------------------------------------------------------------
+
+    def start(
+        self,
+        workflow: str | Workflow[Any, R],
+        /,
+        input: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        workspace: str | int | None = None,
+        delay: timedelta | float | None = None,
+    ) -> Handle[R]:
+        """Start a run of a workflow, by name or as declared, in `db.session`'s transaction.
+
+        Raises `NotRegistered` for an unknown name.
+        """
+        known: Workflow[Any, Any] = (
+            self.registry.latest(workflow) if isinstance(workflow, str) else workflow
+        )
+        options = known.using(key=key, workspace=workspace, delay=delay).options
+        return self._start_call(known, options, (), dict(input or {}))
+
+    def spawn(
+        self,
+        workflow: str | Workflow[Any, R],
+        /,
+        input: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        workspace: str | int | None = None,
+        delay: timedelta | float | None = None,
+    ) -> Handle[R]:
+        """As `start`, in a transaction of its own, committed at once."""
+        known: Workflow[Any, Any] = (
+            self.registry.latest(workflow) if isinstance(workflow, str) else workflow
+        )
+        options = known.using(key=key, workspace=workspace, delay=delay).options
+        return self._spawn_call(known, options, (), dict(input or {}))
+
+    def _start_call(
+        self,
+        workflow: Workflow[Any, R],
+        options: StartOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Handle[R]:
+        runtime = current_runtime()
+        new_run = self._new_run(runtime, workflow, options, args, kwargs)
+        running = outside_steps()
+        if running is not None:
+            run_id, created = running.start_run(new_run)
+            return Handle(run_id, created, runtime, workflow.codec.result)
+        return self._handle(
+            runtime, workflow, new_run, runtime.sessions.start([new_run])
+        )
+
+    def _spawn_call(
+        self,
+        workflow: Workflow[Any, R],
+        options: StartOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Handle[R]:
+        if outside_steps() is not None:
+            return self._start_call(workflow, options, args, kwargs)
+        runtime = current_runtime()
+        new_run = self._new_run(runtime, workflow, options, args, kwargs)
+        runtime.sessions.refuse_if_busy("spawn()")
+        holders = runtime.store.spawn([new_run])
+        runtime.announce()
+        return self._handle(runtime, workflow, new_run, holders)
+
+    def _start_many(
+        self,
+        workflow: Workflow[Any, R],
+        options: StartOptions,
+        inputs: Iterable[Mapping[str, Any]],
+    ) -> list[Handle[R]]:
+        runtime = current_runtime()
+        running = outside_steps()
+        if running is not None:
+            return [
+                self._start_call(workflow, options, (), dict(input)) for input in inputs
+            ]
+        new_runs = [
+            self._new_run(runtime, workflow, options, (), dict(input))
+            for input in inputs
+        ]
+        holders = runtime.sessions.start(new_runs) if new_runs else {}
+        return [
+            self._handle(runtime, workflow, new_run, holders) for new_run in new_runs
+        ]
+
+    def _new_run(
+        self,
+        runtime: Runtime,
+        workflow: Workflow[Any, Any],
+        options: StartOptions,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> NewRun:
+        config = runtime.config
+        return NewRun(
+            id=new_id(),
+            workflow=workflow.name,
+            version=workflow.version,
+            queue=workflow.queue or config.queue,
+            workspace=options.workspace,
+            key=options.key,
+            input=workflow.codec.dump_call(
+                args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes
+            ),
+            max_attempts=config.max_attempts,
+            delay_ms=options.delay_ms,
+        )
+
+    def _handle(
+        self,
+        runtime: Runtime,
+        workflow: Workflow[Any, R],
+        new_run: NewRun,
+        holders: Mapping[str, str],
+    ) -> Handle[R]:
+        holder = holders.get(new_run.id, new_run.id)
+        return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
+
+    # Looking after runs ------------------------------------------------------------------------
+
+    def handle(self, run_id: str) -> Handle[Any]:
+        """A handle on a run known by its id."""
+        runtime = current_runtime()
+        run = service.get(runtime, run_id)
+        workflow = self.registry.resume(run.workflow, run.version)
+        return Handle(
+            run_id, False, runtime, None if workflow is None else workflow.codec.result
+        )
+
+    def get(self, run_id: str) -> Run:
+        """The run. Raises `RunNotFound`."""
+        return service.get(current_runtime(), run_id)
+
+    def details(self, run_id: str) -> RunDetails:
+        """The run with its recorded calls. Raises `RunNotFound`."""
+        return service.details(current_runtime(), run_id)
+
+    def runs(self, query: RunQuery | None = None) -> Sequence[Run]:
+        """The newest runs that match, without their payloads."""
+        return self.page(query).runs
+
+    def page(self, query: RunQuery | None = None) -> Page:
+        """As `runs`, with the cursors of the pages before and after."""
+        return service.page(
+            current_runtime(), query if query is not None else RunQuery()
+        )
+
+    def cancel(self, run_id: str, *, epoch: int | None = None) -> Run:
+        """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`."""
+        return service.cancel(current_runtime(), run_id, epoch)
+
+    def retry(self, run_id: str, *, epoch: int | None = None) -> Run:
+        """Run a failed or cancelled run again from where it stopped. Raises `RunNotFailed`, `KeyTaken` and others."""
+        return service.retry(current_runtime(), run_id, epoch)
+
+    def wake(self, run_id: str, *, epoch: int | None = None) -> Run:
+        """End a run's sleep now. Raises `RunNotSleeping`, `RunFinished`, `RunNotFound`, `RunChanged`."""
+        return service.wake(current_runtime(), run_id, epoch)
+
+    def prune(
+        self, older_than: timedelta | None = None, *, dry_run: bool = False
+    ) -> int:
+        """Delete runs that finished longer ago; answer how many went, or would go."""
+        return service.prune(current_runtime(), older_than, dry_run=dry_run)
+
+    # Executing -----------------------------------------------------------------------------
+
+    def tick(self, now: datetime | None = None) -> int:
+        """Execute on this thread what is due, now or at the given instant; answer the number of executions."""
+        runtime = current_runtime()
+        with self._at(now):
+            return runtime.drain()
+
+    def worker(
+        self,
+        *,
+        concurrency: int | None = None,
+        queues: Sequence[str] = (),
+        name: str | None = None,
+    ) -> Worker:
+        """A worker for the current app; call its `run`."""
+        if isinstance(queues, str):
+            raise DefinitionError(
+                f"queues={queues!r} is one text: write a list of names"
+            )
+        return Worker(
+            current_runtime(), concurrency=concurrency, queues=queues, name=name
+        )
+
+    def clock_ms(self) -> int | None:
+        """The instant every statement is to use, in Unix ms; null where the database's clock is."""
+        if self._tick_ms is not None:
+            return self._tick_ms
+        return (
+            None
+            if self.clock is None
+            else instant_ms(self.clock.now(), what="the clock's now()")
+        )
+
+    @contextmanager
+    def _at(self, now: datetime | None) -> Iterator[None]:
+        before = self._tick_ms
+        self._tick_ms = before if now is None else instant_ms(now, what="tick(now=…)")
+        try:
+            yield
+        finally:
+            self._tick_ms = before
+
+
+class _Declare(Protocol):
+    """`@workflow(…)`: takes the function, with the context as its first parameter or without."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[WorkflowContext, P], R], /
+    ) -> Workflow[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...

@@ -1,0 +1,150 @@
+"""A run, as whoever started it holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty
+from queue import SimpleQueue
+from threading import Thread
+from typing import Generic
+from typing import TypeVar
+
+from . import service
+from .context import WorkflowContext
+from .durations import to_ms
+from .errors import MisplacedCall
+from .errors import NotCommitted
+from .errors import RunCancelled
+from .errors import RunFailed
+from .errors import WaitTimeout
+from .runs import Run
+from .runs import RunStatus
+from .runtime import Runtime
+from .values import ValueCodec
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Handle(Generic[R]):
+    """A run: its id, which is valid before the commit, and whether this start made it.
+
+    `created` is false where an older unfinished run held the key.
+    """
+
+    id: str
+    created: bool
+    _runtime: Runtime
+    _codec: ValueCodec | None = None
+
+    def __repr__(self) -> str:
+        return f"<run {self.id}>"
+
+    def run(self) -> Run:
+        """The run as it is now. Raises `RunNotFound`."""
+        return service.get(self._runtime, self.id)
+
+    def status(self) -> RunStatus:
+        """The run's status now."""
+        return self.run().status
+
+    def wait(self, timeout: float | None = None, poll: float = 0.5) -> RunStatus:
+        """Wait until the run has finished; answer its terminal status.
+
+        `timeout` and `poll` are in seconds. Raises `WaitTimeout` when the time is over, also where the database does
+        not answer; the run goes on. Raises `NotCommitted` where this session has not committed the start.
+        """
+        return self._finished(timeout, poll).status
+
+    def result(self, timeout: float | None = None, poll: float = 0.5) -> R:
+        """Wait as `wait` does and answer what the run returned. Raises `RunFailed` or `RunCancelled`."""
+        return self._result_of(self._finished(timeout, poll))
+
+    def output(self) -> R | None:
+        """What the run returned; null while it has not finished. Raises `RunFailed` or `RunCancelled`."""
+        run = self.run()
+        return self._result_of(run) if run.finished else None
+
+    def output_raw(self) -> str | None:
+        """The stored JSON text of what the run returned."""
+        text = self.run().output_json
+        return text if isinstance(text, str) else None
+
+    def cancel(self) -> Run:
+        """As `Workflows.cancel`."""
+        return service.cancel(self._runtime, self.id)
+
+    def retry(self) -> Run:
+        """As `Workflows.retry`."""
+        return service.retry(self._runtime, self.id)
+
+    def _result_of(self, run: Run) -> R:
+        if run.status is RunStatus.CANCELLED:
+            raise RunCancelled(f"run {self.id} was cancelled, so it has no result")
+        if run.status is RunStatus.FAILED:
+            error = run.error
+            raise RunFailed(
+                self.id,
+                error.type if error else "unknown",
+                error.message if error else "",
+            )
+        if self._codec is None or not isinstance(run.output_json, str):
+            output: R = run.output
+            return output
+        loaded: R = self._codec.load(run.output_json, where=f"run {self.id}")
+        return loaded
+
+    def _finished(self, timeout: float | None, poll: float) -> Run:
+        if WorkflowContext.is_active():
+            raise MisplacedCall(
+                "waiting for a run inside a run holds the worker's thread until it ends: wait outside, or look at "
+                "handle.status() in a step"
+            )
+        if self._runtime.sessions.is_pending(self.id):
+            raise NotCommitted(
+                f"run {self.id} was started in this session, which is not committed: nobody can execute it yet; "
+                "call db.session.commit() first"
+            )
+        limit = None if timeout is None else to_ms(timeout, what="the time-out") / 1000
+        pause = max(0.01, to_ms(poll, what="the poll interval") / 1000)
+        deadline = float("inf") if limit is None else time.monotonic() + limit
+        while True:
+            left = deadline - time.monotonic()
+            run = self._look(None if limit is None else max(left, 0.0))
+            if run is not None and run.finished:
+                return run
+            left = deadline - time.monotonic()
+            if run is None or left <= 0:
+                raise WaitTimeout(
+                    f"run {self.id} had not finished after {timeout} s; it goes on"
+                )
+            time.sleep(min(pause, left))
+
+    def _look(self, seconds: float | None) -> Run | None:
+        """The run, or null where the database takes longer than that to answer."""
+        if seconds is None:
+            return self.run()
+        return _within(seconds, self.run)
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T | None:
+    """What `call` answers, if it does in time. It goes on by itself otherwise: no driver can be told to let go."""
+    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put((call(), None))
+        except BaseException as error:
+            answers.put((None, error))
+
+    Thread(target=answer, name="workflows-wait", daemon=True).start()
+    try:
+        value, error = answers.get(timeout=max(seconds, 0.05))
+    except Empty:
+        return None
+    if error is not None:
+        raise error
+    return value

@@ -1,0 +1,39 @@
+"""How an execution is stopped from inside.
+
+They are `BaseException`s, so that `except Exception` in a workflow lets them through. Code that swallows them all the
+same changes nothing: the execution remembers what stopped it, and the engine goes by that.
+"""
+
+from __future__ import annotations
+
+from .store import Change
+from .store import StepWrite
+
+
+class Interrupt(BaseException):
+    """The body is left here; it is not an error."""
+
+
+class Suspended(Interrupt):
+    """The run sleeps or waits; it is called again from the top when it is due."""
+
+    def __init__(self, change: Change, write: StepWrite | None) -> None:
+        super().__init__(f"the run is {change.status}")
+        self.change = change
+        self.write = write
+
+
+class LeaseLost(Interrupt):
+    """The run belongs to somebody else: nothing more may happen here."""
+
+
+class Cancelling(Interrupt):
+    """The run is to be cancelled: no further step starts."""
+
+
+class Broken(Interrupt):
+    """The store failed in a way that is no fault of the workflow; the run is left to its lease."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error = error

@@ -1,0 +1,382 @@
+"""Runs, their steps and the workers, as a person or a caller reads them.
+
+Values are frozen copies of rows. Stored JSON is decoded when it is looked at and not before, so that a value no code
+can read any more spoils nothing but its own place (R13).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from dataclasses import field
+from datetime import datetime
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from .errors import InvalidCursor
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. The last three are final, but for `retry`."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SLEEPING = "sleeping"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def finished(self) -> bool:
+        return self in FINISHED
+
+    @classmethod
+    def read(cls, text: str) -> RunStatus:
+        """The status stored as `text`.
+
+        A status this version does not know, written by a newer one, is shown as it stands: it is no error (R13).
+        """
+        try:
+            return cls(text)
+        except ValueError:
+            unknown = str.__new__(cls, text)
+            unknown._name_ = unknown._value_ = text
+            return unknown
+
+
+LIVE = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SLEEPING, RunStatus.WAITING)
+FINISHED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Stands for a stored value that is not JSON any code here can read."""
+
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"<undecodable: {self.reason}>"
+
+
+class NotLoaded:
+    """Stands for a value that was not read from the database, as lists do not read any."""
+
+    def __repr__(self) -> str:
+        return "<not loaded>"
+
+
+NOT_LOADED = NotLoaded()
+
+
+def decode(text: str | None) -> Any:
+    """Decode stored JSON text, or return `Undecodable`."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        return Undecodable(str(text), _first_line(error) or type(error).__name__)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """What went wrong, of a run, a step or one attempt.
+
+    `kind` says where it came from, such as "step", "business", "body", "lost" or "nondeterminism"; `step` is the key
+    of the step it came from, if from one.
+    """
+
+    type: str
+    message: str
+    traceback: str | None = None
+    step: str | None = None
+    kind: str | None = None
+
+    @property
+    def short_type(self) -> str:
+        """The class name without its module."""
+        return self.type.rpartition(".")[2] or self.type
+
+    @classmethod
+    def read(cls, text: str) -> RunError:
+        """Read a stored error; of one that was cut off, as lists do, what stands before the cut."""
+        value = decode(text)
+        if isinstance(value, Undecodable):
+            value = {
+                name: _cut_string(text, name)
+                for name in ("type", "message", "step", "kind")
+            }
+            if value["type"] is None:
+                return cls(type="unreadable", message="the stored error cannot be read")
+
+        return cls.of(value)
+
+    @classmethod
+    def of(cls, value: object) -> RunError:
+        """The error that a decoded JSON value describes; any value will do."""
+        if not isinstance(value, dict):
+            return cls(type="unreadable", message="the stored error cannot be read")
+
+        return cls(
+            type=_text(value.get("type")) or "Error",
+            message=_text(value.get("message")) or "",
+            traceback=_text(value.get("traceback")),
+            step=_text(value.get("step")),
+            kind=_text(value.get("kind")),
+        )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _cut_string(text: str, name: str) -> str | None:
+    """The string under `name` in JSON text that may end anywhere."""
+    found = re.search(rf'"{name}"\s*:\s*"((?:[^"\\]|\\.)*)', text)
+    if found is None:
+        return None
+    # The cut may have left half an escape at the end.
+    inner = re.sub(r"\\(?:u[0-9a-fA-F]{0,3})?$", "", found[1])
+    value = decode(f'"{inner}"')
+    return None if isinstance(value, Undecodable) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt of a step before its last one."""
+
+    started_at: datetime | None
+    finished_at: datetime | None
+    error: RunError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A recorded call of a run: a step, or one of the engine's own, whose key starts with `$`."""
+
+    run_id: str
+    key: str
+    position: int
+    kind: str
+    status: str
+    attempts: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    due_at: datetime | None
+    error: RunError | None
+    earlier: tuple[Attempt, ...] = ()
+    #: Its place in the whole run, from 1; null where the run's other steps were not looked at.
+    number: int | None = None
+    input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
+    output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
+
+    @property
+    def input(self) -> Any:
+        return _value(self.input_json)
+
+    @property
+    def output(self) -> Any:
+        return _value(self.output_json)
+
+    @property
+    def label(self) -> str:
+        """The key as people say it: `$wait:paid#2` is "wait paid #2"."""
+        if not self.key.startswith("$"):
+            return self.key
+        return self.key[1:].replace(":", " ", 1).replace("#", " #")
+
+    @property
+    def finished(self) -> bool:
+        return self.status in ("completed", "failed")
+
+    @property
+    def took(self) -> timedelta | None:
+        if self.started_at is None or self.finished_at is None:
+            return None
+        return self.finished_at - self.started_at
+
+
+def _value(stored: str | NotLoaded | None) -> Any:
+    return stored if isinstance(stored, NotLoaded) else decode(stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One execution of a workflow, from its start to its end. Instants are in UTC."""
+
+    id: str
+    workflow: str
+    version: int
+    queue: str
+    workspace: str
+    key: str | None
+    status: RunStatus
+    epoch: int
+    worker: str | None
+    due_at: datetime | None
+    attempts: int
+    max_attempts: int
+    losses: int
+    cancel_requested_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    updated_at: datetime
+    finished_at: datetime | None
+    #: In lists without its traceback.
+    error: RunError | None
+    input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
+    output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
+
+    @property
+    def input(self) -> Any:
+        """The arguments by name."""
+        return _value(self.input_json)
+
+    @property
+    def output(self) -> Any:
+        """What the run returned, as plain JSON values."""
+        return _value(self.output_json)
+
+    @property
+    def finished(self) -> bool:
+        return self.status.finished
+
+    @property
+    def cancelling(self) -> bool:
+        """Cancelling was asked for, and its worker has not stopped it yet."""
+        return self.cancel_requested_at is not None and not self.finished
+
+    @property
+    def took(self) -> timedelta | None:
+        """From the first execution to the end."""
+        if self.finished_at is None:
+            return None
+        return self.finished_at - (self.started_at or self.created_at)
+
+
+@dataclass(frozen=True, slots=True)
+class RunDetails:
+    """A run and its recorded calls, in order."""
+
+    run: Run
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process, as it advertises itself."""
+
+    id: str
+    name: str
+    host: str
+    pid: int
+    #: The queues it serves; null means all.
+    queues: tuple[str, ...] | None
+    #: (workflow, lowest version, highest version) of what it can run.
+    workflows: tuple[tuple[str, int, int], ...]
+    concurrency: int
+    started_at: datetime
+    seen_at: datetime
+    stopped_at: datetime | None
+
+    def serves(self, queue: str) -> bool:
+        return self.queues is None or queue in self.queues
+
+    def versions(self, workflow: str) -> tuple[tuple[int, int], ...]:
+        """The ranges of versions it can run of a workflow."""
+        return tuple(
+            (low, high) for name, low, high in self.workflows if name == workflow
+        )
+
+    def can_run(self, run: Run) -> bool:
+        """Whether it would claim the run."""
+        return self.serves(run.queue) and in_ranges(
+            run.version, self.versions(run.workflow)
+        )
+
+
+def in_ranges(version: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(low <= version <= high for low, high in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class RunQuery:
+    """Which runs to list, newest first.
+
+    `created_after` is inclusive, `created_before` is not. `cursor` is one that a `Page` gave.
+    """
+
+    workflow: str | None = None
+    status: RunStatus | None = None
+    workspace: str | None = None
+    key: str | None = None
+    queue: str | None = None
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some runs, newest first, and the cursors of the pages beside it; null where there is none."""
+
+    runs: tuple[Run, ...]
+    older: str | None = None
+    newer: str | None = None
+    #: How many runs were looked at when looking was cut short; `older` goes on from there.
+    searched: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A place in a list: the runs older, or newer, than one."""
+
+    newer: bool
+    id: str
+
+    def __str__(self) -> str:
+        return f"{'newer' if self.newer else 'older'}.{self.id}"
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        direction, dot, run_id = text.partition(".")
+        if (
+            direction not in ("older", "newer")
+            or not dot
+            or not re.fullmatch(r"[0-9A-Za-z_-]{1,36}", run_id)
+        ):
+            raise InvalidCursor(
+                f"{text[:50]!r} is not a cursor; take `older` or `newer` of a page as it is"
+            )
+        return cls(direction == "newer", run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many there are; `capped` when there are at least that many, and counting stopped."""
+
+    value: int
+    capped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The beginning of a stored value, which may be all of it."""
+
+    text: str
+    #: Of the whole value, in characters.
+    length: int
+
+    @property
+    def whole(self) -> bool:
+        return len(self.text) >= self.length

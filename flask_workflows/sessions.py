@@ -1,0 +1,290 @@
+"""The app's own `db.session`: starting runs in its transaction, committing steps with its writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+
+import sqlalchemy as sa
+import sqlalchemy.exc as sa_exc
+import sqlalchemy.orm as sa_orm
+
+from . import models
+from .errors import InlineNeedsCommit
+from .errors import KeyBusy
+from .errors import SessionBusy
+from .errors import TransactionalRefused
+from .store import NewRun
+from .store import Store
+
+logger = logging.getLogger("flask_workflows")
+
+_INFO = "flask_workflows"
+
+
+@dataclass
+class Pending:
+    """What a session's open transaction has started. One for each session, kept in `session.info`."""
+
+    ids: list[str] = field(default_factory=list)
+    #: Runs to insert once the transaction committed, where the store is another database.
+    deferred: list[NewRun] = field(default_factory=list)
+    committed: bool = False
+    rolled_back: bool = False
+
+
+class Sessions:
+    """`db.session` as the engine uses it.
+
+    `on_commit` is called with the ids started, after the root transaction of a session committed. `apart` says that
+    the store is another database than the session's.
+    """
+
+    def __init__(
+        self,
+        session: sa_orm.scoped_session[Any],
+        store: Store,
+        on_commit: Callable[[Sequence[str]], None],
+        *,
+        apart: bool,
+        inline: bool,
+    ) -> None:
+        self._scoped = session
+        self._store = store
+        self._on_commit = on_commit
+        self._apart = apart
+        self._inline = inline
+
+    # Starting ------------------------------------------------------------------------------
+
+    def start(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
+        """Insert runs in the session's transaction; answer the older runs that hold the key of one of them.
+
+        Nothing is committed. Raises `KeyBusy` when a rival's uncommitted start of the same key ends in a deadlock,
+        a lock time-out or a serialization failure.
+        """
+        session = self._scoped()
+        pending = self._watch(session)
+        if self._apart:
+            session.connection()
+            pending.deferred.extend(new_runs)
+            pending.ids.extend(run.id for run in new_runs)
+            return {}
+        with session.no_autoflush:
+            connection = session.connection(bind_arguments={"clause": models.runs})
+            if (
+                self._inline
+                and connection.get_transaction() is not None
+                and _joined(session)
+            ):
+                raise InlineNeedsCommit(
+                    'WORKFLOWS_EXECUTION="inline" runs workflows after the commit, but this session is joined to an '
+                    "outer transaction that is never committed. In such a test let the session commit for real and "
+                    'empty the tables afterwards, or use WORKFLOWS_STORE="memory"'
+                )
+            holders = self._insert(connection, new_runs)
+        pending.ids.extend(run.id for run in new_runs if run.id not in holders)
+        return holders
+
+    def _insert(
+        self, connection: sa.Connection, new_runs: Sequence[NewRun]
+    ) -> dict[str, str]:
+        keyed = any(run.key is not None for run in new_runs)
+        try:
+            if keyed and self._store.dialect.name != "sqlite":
+                # A savepoint, so that a refused key leaves the caller's transaction usable.
+                with connection.begin_nested():
+                    return self._store.insert(connection, new_runs)
+            return self._store.insert(connection, new_runs)
+        except sa_exc.DBAPIError as error:
+            if error.orig is not None and self._store.dialect.is_blocked(error.orig):
+                raise KeyBusy(
+                    f"another transaction is starting a run of {new_runs[0].workflow!r} with the same key, or holds "
+                    f"the database: {type(error.orig).__name__}; roll back and try again"
+                ) from error
+            raise
+
+    def is_pending(self, run_id: str) -> bool:
+        """Whether this thread's session started the run and has not committed yet."""
+        return (
+            self._scoped.registry.has() and run_id in self._pending(self._scoped()).ids
+        )
+
+    def refuse_if_busy(self, what: str) -> None:
+        """Raise `SessionBusy` where a transaction of our own would wait for this thread's session."""
+        holds = self._store.dialect.holds_write_lock
+        if holds is None or self._apart or not self._scoped.registry.has():
+            return
+        session = self._scoped()
+        if session.in_transaction() and holds(_raw(self._connection(session))):
+            raise SessionBusy(
+                f"{what} needs a transaction of its own, but db.session holds SQLite's only write lock: commit or "
+                "roll back first, or use start() or emit(), which join the session's transaction"
+            )
+
+    def _pending(self, session: sa_orm.Session) -> Pending:
+        return session.info.setdefault(_INFO, Pending())  # type: ignore[no-any-return]
+
+    def _watch(self, session: sa_orm.Session) -> Pending:
+        if _INFO not in session.info:
+            sa.event.listen(session, "after_commit", self._after_commit)
+            sa.event.listen(session, "after_rollback", self._after_rollback)
+            sa.event.listen(session, "after_transaction_end", self._after_end)
+        return self._pending(session)
+
+    def _after_commit(self, session: sa_orm.Session) -> None:
+        # Also called for a released savepoint, which commits nothing yet.
+        if not session.in_nested_transaction():
+            self._pending(session).committed = True
+
+    def _after_rollback(self, session: sa_orm.Session) -> None:
+        if not session.in_nested_transaction():
+            self._pending(session).rolled_back = True
+
+    def _after_end(
+        self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction
+    ) -> None:
+        if transaction.parent is not None:
+            return
+        pending = session.info.get(_INFO)
+        if not pending:
+            return
+        session.info[_INFO] = Pending()
+        if not pending.ids:
+            return
+        if pending.committed:
+            # The commit has happened; whatever fails from here on must not look as if it had not.
+            try:
+                if pending.deferred:
+                    self._store.spawn(pending.deferred)
+                self._on_commit(pending.ids)
+            except Exception:
+                logger.exception(
+                    "runs were started, but not announced: %s", ", ".join(pending.ids)
+                )
+        elif not pending.rolled_back:
+            logger.warning(
+                "the session ended without a commit, so these runs were never started: %s; call db.session.commit() "
+                "after start(), or use spawn()",
+                ", ".join(pending.ids),
+            )
+
+    # Steps ---------------------------------------------------------------------------------
+
+    def current(self) -> sa_orm.Session | None:
+        """This context's session, if it was used."""
+        return self._scoped() if self._scoped.registry.has() else None
+
+    def remove(self) -> None:
+        """End the session: roll back what is open and give its connection back."""
+        if self._scoped.registry.has():
+            try:
+                self._scoped.remove()
+            except Exception as error:
+                # A dead connection cannot be rolled back, and needs not.
+                logger.debug("the session could not be closed: %s", error)
+                self._scoped.registry.clear()
+
+    def holds_writes(self) -> bool:
+        """Whether the session has changes that are not committed, asking the database where need be."""
+        session = self.current()
+        if session is None:
+            return False
+        if _has_changes(session):
+            return True
+        if not session.in_transaction() or self._apart:
+            return False
+        try:
+            return self._store.dialect.in_transaction(_raw(self._connection(session)))
+        except Exception:
+            # A broken transaction commits nothing.
+            return False
+
+    def may_commit(self) -> bool:
+        """Whether a step's session has something that must be committed with its record."""
+        session = self.current()
+        if session is None:
+            return False
+        if not session.is_active:
+            # A failed flush that the step swallowed: nothing of it can be committed.
+            return False
+        if _has_changes(session):
+            return True
+        if not session.in_transaction():
+            return False
+        holds = self._store.dialect.holds_write_lock
+        return holds is None or holds(_raw(self._connection(session)))
+
+    def commit_step(
+        self, record: Callable[[Any], str | None], *, transactional: bool
+    ) -> None:
+        """Flush the session, write the step's record through its connection, and commit both.
+
+        Rolls back and raises whatever went wrong.
+        """
+        session = self._scoped()
+        try:
+            session.flush()
+            if self._apart:
+                session.commit()
+                record(None)
+                return
+            isolation = record(self._connection(session))
+            if transactional and isolation not in (None, "read committed"):
+                raise TransactionalRefused(
+                    f"a transactional step needs READ COMMITTED, this session has {isolation}: a stricter one cannot "
+                    "see that the run was taken over; set the isolation level for other code only"
+                )
+            session.info["flask_workflows_committing"] = True
+            session.commit()
+        except BaseException:
+            session.info.pop("flask_workflows_committing", None)
+            session.rollback()
+            raise
+
+    def guard(self) -> None:
+        """Watch over a transactional step: one transaction, on one database, ended by the engine."""
+        session = self._scoped()
+        default = session.get_bind(clause=models.runs)
+
+        def refuse_commit(session: sa_orm.Session) -> None:
+            if not session.in_nested_transaction() and not session.info.get(
+                "flask_workflows_committing"
+            ):
+                raise TransactionalRefused(
+                    "a transactional step must not call db.session.commit(): its writes commit together with its "
+                    "record when it returns; leave the commit out"
+                )
+
+        def refuse_other(
+            session: sa_orm.Session, transaction: Any, connection: sa.Connection
+        ) -> None:
+            if connection.engine.url != getattr(default, "engine", default).url:
+                raise TransactionalRefused(
+                    f"a transactional step may only use the database of the runs, not {connection.engine.url!r}: "
+                    "two databases cannot commit together"
+                )
+
+        sa.event.listen(session, "before_commit", refuse_commit)
+        sa.event.listen(session, "after_begin", refuse_other)
+
+    def _connection(self, session: sa_orm.Session) -> sa.Connection:
+        return session.connection(bind_arguments={"clause": models.runs})
+
+
+def _has_changes(session: sa_orm.Session) -> bool:
+    return bool(session.new or session.deleted or session.dirty)
+
+
+def _raw(connection: sa.Connection) -> Any:
+    return connection.connection.dbapi_connection
+
+
+def _joined(session: sa_orm.Session) -> bool:
+    """Whether the session works on a connection that somebody else began a transaction on."""
+    bind = session.get_bind(clause=models.runs)
+    return isinstance(bind, sa.Connection) and bind.in_transaction()

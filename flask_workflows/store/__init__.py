@@ -1,0 +1,25 @@
+"""Every SQL statement of the package.
+
+`Store` has a verb for each thing that happens to a run; `reading` lists and counts for people. `postgresql` and
+`sqlite` hold what differs between databases, `statements` what does not.
+"""
+
+from .rows import Change
+from .rows import ClaimedRun
+from .rows import NewRun
+from .rows import StepWrite
+from .rows import StoredStep
+from .store import LeaseGone
+from .store import Scope
+from .store import Store
+
+__all__ = [
+    "Change",
+    "ClaimedRun",
+    "LeaseGone",
+    "NewRun",
+    "Scope",
+    "StepWrite",
+    "Store",
+    "StoredStep",
+]

@@ -1,0 +1,192 @@
+"""PostgreSQL through psycopg 3: what is different there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from . import statements as sql
+from .rows import Change
+from .rows import Fenced
+from .rows import StepWrite
+
+CHANNEL = "flask_workflows"
+
+_NOW = "(SELECT CAST(coalesce(CAST(:now AS bigint), date_part('epoch', clock_timestamp()) * 1000) AS bigint))"
+_CLOCK = f"clock AS MATERIALIZED (SELECT {_NOW} AS ms)"
+_TICK = "(SELECT ms FROM clock)"
+
+_FENCE = """
+SELECT id, cancel_requested_at FROM workflow_runs
+WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL FOR NO KEY UPDATE
+"""
+
+
+class PostgreSQL:
+    """One statement, one round trip, wherever the hot path allows it.
+
+    The fence is a CTE that locks the run's row under the epoch it was claimed with; when a rival changed the row
+    meanwhile, READ COMMITTED looks again at the new version, the epoch differs, and everything built on the fence
+    writes nothing.
+    """
+
+    name = "postgresql"
+    text = "text"
+    listens = True
+
+    @staticmethod
+    @cache
+    def sql(statement: str) -> str:
+        """The statement as psycopg wants it."""
+        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("{now}", _NOW))
+
+    def prepare(self, connection: Any) -> None:
+        connection.autocommit = True
+        connection.prepare_threshold = 1
+
+    @contextmanager
+    def transaction(self, connection: Any) -> Iterator[None]:
+        with connection.transaction():
+            yield
+
+    def clock(self, execute: Any, now: int | None) -> int:
+        return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
+
+    def record(
+        self,
+        execute: Any,
+        params: dict[str, Any],
+        writes: Sequence[StepWrite],
+        *,
+        touch: bool,
+    ) -> Fenced | None:
+        sql.add_writes(params, writes)
+        row = execute(_record_sql(len(writes), touch), params).fetchone()
+        return None if row is None else Fenced(row[0], row[1])
+
+    def settle(
+        self,
+        execute: Any,
+        params: dict[str, Any],
+        change: Change,
+        writes: Sequence[StepWrite],
+    ) -> bool:
+        sql.add_change(params, change)
+        sql.add_writes(params, writes)
+        return execute(_settle_sql(len(writes)), params).fetchone() is not None
+
+    def claim(
+        self, connection: Any, scope: str, params: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.
+        cursor = connection.execute(_claim_sql(scope), params, prepare=False)
+        return list(cursor.fetchall())
+
+    def renew(
+        self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]
+    ) -> list[tuple[Any, ...]]:
+        """Rows locked by somebody are left out, so that one of them holds up no other."""
+        params["ids"] = [run_id for run_id, _ in held]
+        params["epochs"] = [epoch for _, epoch in held]
+        return list(execute(self.sql(_RENEW), params).fetchall())
+
+    def in_transaction(self, connection: Any) -> bool:
+        """Whether the DBAPI connection's open transaction has written something."""
+        row = connection.execute(
+            "SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
+        ).fetchone()
+        return bool(row[0])
+
+    holds_write_lock = None
+
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the same statement may well succeed later, on this connection or a new one."""
+        import psycopg
+
+        return isinstance(
+            error,
+            psycopg.OperationalError
+            | psycopg.InterfaceError
+            | psycopg.errors.ReadOnlySqlTransaction,
+        )
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether a rival transaction won, so that repeating ours from its start is right."""
+        import psycopg
+
+        return isinstance(
+            error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
+        )
+
+    def is_blocked(self, error: BaseException) -> bool:
+        import psycopg
+
+        return self.is_conflict(error) or isinstance(
+            error, psycopg.errors.LockNotAvailable
+        )
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        import psycopg
+
+        return isinstance(error, psycopg.errors.UniqueViolation)
+
+    def notify(self, execute: Any) -> None:
+        execute(f"NOTIFY {CHANNEL}", None)
+
+
+_RENEW = """
+UPDATE workflow_runs r SET due_at = {now} + CAST(:lease_ms AS bigint), status = 'running', updated_at = {now}
+FROM (
+    SELECT w.id FROM workflow_runs w
+    JOIN unnest(CAST(:ids AS text[]), CAST(:epochs AS integer[])) AS held (id, epoch)
+        ON w.id = held.id AND w.epoch = held.epoch
+    WHERE w.finished_at IS NULL
+    FOR NO KEY UPDATE OF w SKIP LOCKED
+) AS mine
+WHERE r.id = mine.id
+RETURNING r.id, r.epoch, r.cancel_requested_at
+"""
+
+_CLAIM = """
+WITH due AS MATERIALIZED (
+    SELECT id FROM workflow_runs WHERE {claimable} FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE workflow_runs r SET {set} FROM due WHERE r.id = due.id RETURNING {returning}
+"""
+
+
+@cache
+def _claim_sql(scope: str) -> str:
+    text = _CLAIM.replace("{claimable}", sql.CLAIMABLE.replace("{scope}", scope))
+    text = text.replace("{set}", sql.CLAIM_SET.replace("{r}", "r."))
+    text = text.replace("{returning}", sql.CLAIM_RETURNING.replace("{r}", "r."))
+    return PostgreSQL.sql(text)
+
+
+def _steps_sql(count: int) -> str:
+    rows = " UNION ALL ".join(
+        f"SELECT fence.id, {sql.step_row(i, 'text')} FROM fence" for i in range(count)
+    )
+    return f"INSERT INTO workflow_steps ({sql.STEP_COLUMNS}) {rows} {sql.STEP_CONFLICT}"
+
+
+@cache
+def _record_sql(count: int, touch: bool) -> str:
+    fence = sql.TOUCH_RUN if touch else _FENCE
+    text = f"""
+        WITH {_CLOCK}, fence AS ({fence}), recorded AS ({_steps_sql(count)})
+        SELECT cancel_requested_at, current_setting('transaction_isolation') FROM fence
+    """
+    return PostgreSQL.sql(text.replace("{now}", _TICK))
+
+
+@cache
+def _settle_sql(count: int) -> str:
+    recorded = f", recorded AS ({_steps_sql(count)})" if count else ""
+    text = f"WITH {_CLOCK}, fence AS ({sql.SETTLE_RUN} RETURNING id){recorded} SELECT 1 FROM fence"
+    return PostgreSQL.sql(text.replace("{now}", _TICK))

@@ -1,0 +1,180 @@
+"""SQLite: what is different there.
+
+One writer at a time is SQLite's rule. Inside a process the engine's writers queue on a lock of ours, since SQLite's
+own waiting sleeps longer and longer; between processes it is SQLite's `busy_timeout`. Every transaction of the engine
+begins IMMEDIATE: a deferred one that reads before it writes can fail at once, whatever the time-out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from functools import cache
+from threading import RLock
+from typing import Any
+
+from . import statements as sql
+from .rows import Change
+from .rows import Fenced
+from .rows import StepWrite
+
+BUSY_TIMEOUT_MS = 30_000
+
+_NOW = "(SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS integer)))"
+
+
+class SQLite:
+    name = "sqlite"
+    text = "text"
+    listens = False
+
+    def __init__(self) -> None:
+        self._writing = RLock()
+
+    @staticmethod
+    @cache
+    def sql(statement: str) -> str:
+        return statement.replace("{now}", _NOW)
+
+    def prepare(self, connection: sqlite3.Connection) -> None:
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+
+    @contextmanager
+    def transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
+        with self._writing:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+
+    def clock(self, execute: Any, now: int | None) -> int:
+        return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
+
+    def record(
+        self,
+        execute: Any,
+        params: dict[str, Any],
+        writes: Sequence[StepWrite],
+        *,
+        touch: bool,
+    ) -> Fenced | None:
+        """Each INSERT is conditional on the epoch by itself: it holds the write lock that a claim would need."""
+        params["now"] = self.clock(execute, params["now"])
+        if touch and execute(self.sql(sql.TOUCH_RUN), params).fetchone() is None:
+            return None
+        fenced = None
+        for write in writes:
+            params.update(zip(sql.write_names(0), write, strict=True))
+            row = execute(_RECORD, params).fetchone()
+            if row is None:
+                return None
+            fenced = Fenced(row[0])
+        return fenced
+
+    def settle(
+        self,
+        execute: Any,
+        params: dict[str, Any],
+        change: Change,
+        writes: Sequence[StepWrite],
+    ) -> bool:
+        params["now"] = self.clock(execute, params["now"])
+        sql.add_change(params, change)
+        for write in writes:
+            params.update(zip(sql.write_names(0), write, strict=True))
+            if execute(_RECORD, params).fetchone() is None:
+                return False
+        settled: bool = execute(self.sql(sql.SETTLE_RUN), params).rowcount == 1
+        if not settled and writes:
+            raise Unsettled
+        return settled
+
+    def claim(
+        self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
+    ) -> list[tuple[Any, ...]]:
+        # A look first: an idle worker then neither takes the write lock nor wakes the other workers.
+        if connection.execute(_peek_sql(scope), params).fetchone() is None:
+            return []
+        with self.transaction(connection):
+            return connection.execute(_claim_sql(scope), params).fetchall()
+
+    def renew(
+        self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]
+    ) -> list[tuple[Any, ...]]:
+        renewed = []
+        for run_id, epoch in held:
+            row = execute(
+                self.sql(_RENEW), {**params, "run_id": run_id, "epoch": epoch}
+            ).fetchone()
+            if row is not None:
+                renewed.append(row)
+        return renewed
+
+    def in_transaction(self, connection: sqlite3.Connection) -> bool:
+        return connection.in_transaction
+
+    #: The same question: an open transaction that wrote holds the one write lock.
+    def holds_write_lock(self, connection: sqlite3.Connection) -> bool:
+        return connection.in_transaction
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, sqlite3.OperationalError) and not any(
+            word in str(error) for word in ("no such", "syntax error", "has no column")
+        )
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return self.is_blocked(error)
+
+    def is_blocked(self, error: BaseException) -> bool:
+        return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return isinstance(error, sqlite3.IntegrityError) and "UNIQUE" in str(error)
+
+    def notify(self, execute: Any) -> None:
+        """Nothing to do: every worker watches `PRAGMA data_version`."""
+
+
+class Unsettled(Exception):
+    """Rolls back steps written before a settle that found the run changed."""
+
+
+_RECORD = SQLite.sql(
+    f"""
+    INSERT INTO workflow_steps ({sql.STEP_COLUMNS})
+    SELECT r.id, {sql.step_row(0, "text")} FROM workflow_runs r
+    WHERE r.id = :run_id AND r.epoch = :epoch AND r.finished_at IS NULL
+    {sql.STEP_CONFLICT}
+    RETURNING (SELECT cancel_requested_at FROM workflow_runs WHERE id = :run_id)
+    """
+)
+
+_RENEW = """
+UPDATE workflow_runs SET due_at = {now} + :lease_ms, status = 'running', updated_at = {now}
+WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+RETURNING id, epoch, cancel_requested_at
+"""
+
+
+@cache
+def _peek_sql(scope: str) -> str:
+    return SQLite.sql(
+        "SELECT 1 FROM workflow_runs WHERE " + sql.CLAIMABLE.replace("{scope}", scope)
+    )
+
+
+@cache
+def _claim_sql(scope: str) -> str:
+    claimable = sql.CLAIMABLE.replace("{scope}", scope)
+    text = f"UPDATE workflow_runs SET {sql.CLAIM_SET} WHERE id IN (SELECT id FROM workflow_runs WHERE {claimable})"
+    return SQLite.sql((text + f" RETURNING {sql.CLAIM_RETURNING}").replace("{r}", ""))

@@ -1,0 +1,253 @@
+"""The SQL both dialects share, with `:name` parameters.
+
+`{now}` stands for the present instant in Unix ms: the database's clock, or `:now` where that is not null (tests).
+It is a scalar subquery, so that the planners may use it as the bound of an index scan. No statement that writes
+begins with WITH where it runs on SQLite in the caller's transaction: pysqlite would not open one for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from .rows import Change
+from .rows import StepWrite
+
+INSERT_RUN = """
+INSERT INTO workflow_runs (id, workflow, version, queue, workspace, "key", live_key, status, input, epoch, due_at,
+    attempts, max_attempts, losses, created_at, updated_at)
+SELECT v.column1, v.column2, CAST(v.column3 AS integer), v.column4, v.column5, v.column6, v.column6, v.column10,
+    v.column7, 0, clock.ms + CAST(v.column9 AS bigint), 0, CAST(v.column8 AS integer), 0, clock.ms, clock.ms
+FROM (VALUES {rows}) AS v CROSS JOIN (SELECT {now} AS ms) AS clock
+WHERE 1 = 1
+ON CONFLICT (workflow, workspace, live_key) WHERE live_key IS NOT NULL DO NOTHING
+RETURNING id
+"""
+
+_RUN_ROW = """(:id{i}, :workflow{i}, :version{i}, :queue{i}, :workspace{i}, CAST(:key{i} AS text), :input{i},
+    :max_attempts{i}, :delay_ms{i}, :status{i})"""
+
+FIND_LIVE_KEY = """
+SELECT id FROM workflow_runs
+WHERE workflow = :workflow AND workspace = :workspace AND live_key = :key
+"""
+
+STEP_COLUMNS = """run_id, "key", position, kind, status, input, output, error, attempts, earlier, started_at,
+    finished_at, due_at"""
+
+STEP_ROW = """CAST(:key{i} AS {text}), CAST(:position{i} AS integer), CAST(:kind{i} AS {text}),
+    CAST(:status{i} AS {text}), CAST(:input{i} AS {text}), CAST(:output{i} AS {text}), CAST(:error{i} AS {text}),
+    CAST(:attempts{i} AS integer), CAST(:earlier{i} AS {text}), {now} - CAST(:started_ago{i} AS bigint),
+    {now} - CAST(:finished_ago{i} AS bigint),
+    coalesce(CAST(:due_at{i} AS bigint), {now} + CAST(:due_in{i} AS bigint))"""
+
+STEP_CONFLICT = """
+ON CONFLICT (run_id, "key") DO UPDATE SET status = excluded.status, output = excluded.output, error = excluded.error,
+    attempts = excluded.attempts, earlier = excluded.earlier, started_at = excluded.started_at,
+    finished_at = excluded.finished_at, due_at = excluded.due_at
+"""
+
+SETTLE_RUN = """
+UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :run_error,
+    attempts = CAST(:run_attempts AS integer), losses = CAST(:run_losses AS integer), worker = NULL,
+    due_at = coalesce(CAST(:run_due_at AS bigint), {now} + CAST(:run_due_in AS bigint)), updated_at = {now},
+    finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {now} END,
+    live_key = CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL ELSE live_key END
+WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+    AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
+"""
+
+#: Marks an execution as begun, and forgets faults that came before the step now stored.
+TOUCH_RUN = """
+UPDATE workflow_runs SET status = 'running', attempts = 0, losses = 0, updated_at = {now}
+WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+RETURNING id, cancel_requested_at
+"""
+
+LOOK = """
+SELECT epoch, status, cancel_requested_at, finished_at FROM workflow_runs WHERE id = :run_id
+"""
+
+#: What a claim does to each run it takes. The right-hand sides see the row as it was: a worker still named there
+#: lost its lease, and one whose run was running had begun it.
+CLAIM_SET = """
+epoch = {r}epoch + 1,
+    attempts = {r}attempts + CASE WHEN {r}worker IS NOT NULL AND {r}status = 'running' THEN 1 ELSE 0 END,
+    losses = {r}losses + CASE WHEN {r}worker IS NOT NULL THEN 1 ELSE 0 END,
+    status = CASE WHEN CAST(:begin AS integer) = 1 THEN 'running' ELSE 'pending' END,
+    worker = :worker, due_at = {now} + CAST(:lease_ms AS bigint), updated_at = {now},
+    started_at = coalesce({r}started_at, {now})
+"""
+
+#: A run that lost its worker is taken only by a claim `careful` enough to begin it at once, and before its last
+#: chance only by a worker that is otherwise idle.
+CLAIMABLE = """
+due_at <= {now} AND {scope}
+    AND (CAST(:careful AS integer) = 1 OR (losses = 0 AND worker IS NULL))
+    AND (CAST(:alone AS integer) = 1 OR (losses = 0 AND worker IS NULL)
+        OR attempts + CASE WHEN worker IS NOT NULL AND status = 'running' THEN 1 ELSE 0 END <> max_attempts - 1)
+ORDER BY due_at LIMIT CAST(:limit AS integer)
+"""
+
+CLAIM_RETURNING = """{r}id, {r}workflow, {r}version, {r}queue, {r}workspace, {r}"key", {r}input, {r}status, {r}epoch,
+    {r}attempts, {r}max_attempts, {r}losses, {r}created_at, {r}started_at, {r}cancel_requested_at,
+    {r}due_at - CAST(:lease_ms AS bigint)"""
+
+HISTORY = """
+SELECT run_id, "key", position, kind, status, input, output, error, attempts, earlier, started_at, finished_at, due_at
+FROM workflow_steps WHERE run_id IN ({ids}) ORDER BY run_id, position
+"""
+
+FIND_STEP = """
+SELECT status, output FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
+"""
+
+EPOCHS = """
+SELECT id, epoch FROM workflow_runs WHERE id IN ({ids})
+"""
+
+#: Gives claimed runs back, due at once or after `delay_ms`. A raised epoch stops an execution that still goes on.
+HAND_BACK = """
+UPDATE workflow_runs SET status = 'pending', worker = NULL, epoch = epoch + 1,
+    due_at = {now} + CAST(:delay_ms AS bigint), updated_at = {now}
+WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+"""
+
+#: Runs a claim took whose reply never arrived: nobody executes them.
+HAND_BACK_STRAYS = """
+UPDATE workflow_runs SET status = 'pending', worker = NULL, epoch = epoch + 1, due_at = {now}, updated_at = {now}
+WHERE worker = :worker AND status IN ('pending', 'running') AND finished_at IS NULL AND id NOT IN ({ids})
+"""
+
+SAVE_WORKER = """
+INSERT INTO workflow_workers (id, name, host, pid, queues, workflows, concurrency, started_at, seen_at)
+VALUES (:id, :name, :host, :pid, :queues, :workflows, :concurrency, {now}, {now})
+ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at
+"""
+
+STOP_WORKER = """
+UPDATE workflow_workers SET stopped_at = {now}, seen_at = {now} WHERE id = :id
+"""
+
+LIVE_WORKERS = """
+SELECT workflows FROM workflow_workers WHERE stopped_at IS NULL AND seen_at >= {now} - CAST(:within_ms AS bigint)
+"""
+
+FORGET_WORKERS = """
+DELETE FROM workflow_workers WHERE seen_at < {now} - CAST(:after_ms AS bigint)
+"""
+
+UNCLAIMED = """
+SELECT id, workflow, version, epoch FROM workflow_runs
+WHERE due_at <= {now} - CAST(:overdue_ms AS bigint) AND workflow = :workflow AND version < CAST(:below AS integer)
+ORDER BY due_at LIMIT 100
+"""
+
+WAITING_CARE = """
+SELECT 1 FROM workflow_runs
+WHERE due_at <= {now} AND {scope} AND (losses > 0 OR worker IS NOT NULL)
+    AND attempts + CASE WHEN worker IS NOT NULL AND status = 'running' THEN 1 ELSE 0 END = max_attempts - 1
+LIMIT 1
+"""
+
+#: Operator actions raise the epoch, save the mark on a running run, whose owner may still store its step.
+CANCEL_IDLE = """
+UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
+    cancel_requested_at = coalesce(cancel_requested_at, {now}), finished_at = {now}, updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pending' OR due_at <= {now})
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+CANCEL_RUNNING = """
+UPDATE workflow_runs SET cancel_requested_at = coalesce(cancel_requested_at, {now}), updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+RETRY_RUN = """
+UPDATE workflow_runs SET status = 'pending', epoch = epoch + 1, worker = NULL, attempts = 0, losses = 0,
+    error = NULL, output = NULL, cancel_requested_at = NULL, finished_at = NULL, due_at = {now}, live_key = "key",
+    updated_at = {now}
+WHERE id = :run_id AND status IN ('failed', 'cancelled')
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+FORGET_STEP = """
+DELETE FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
+"""
+
+WAKE_RUN = """
+UPDATE workflow_runs SET epoch = epoch + 1, due_at = {now}, updated_at = {now}
+WHERE id = :run_id AND status = 'sleeping' AND worker IS NULL
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+WAKE_STEPS = """
+UPDATE workflow_steps SET due_at = {now} WHERE run_id = :run_id AND status IN ('sleeping', 'retrying')
+"""
+
+PRUNE_PAGE = """
+SELECT id, finished_at FROM workflow_runs
+WHERE id > :after AND id < :before ORDER BY id LIMIT CAST(:limit AS integer)
+"""
+
+COUNT_PRUNABLE = """
+SELECT count(*) FROM workflow_runs WHERE id < :before AND finished_at < CAST(:cutoff AS bigint)
+"""
+
+DELETE_STEPS = """
+DELETE FROM workflow_steps WHERE run_id IN ({ids})
+"""
+
+DELETE_RUNS = """
+DELETE FROM workflow_runs WHERE id IN ({ids}) AND finished_at < CAST(:cutoff AS bigint) RETURNING id
+"""
+
+#: Nobody will execute these to their end: the owner is gone, and perhaps the code too.
+END_CANCELLED = """
+UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
+    finished_at = {now}, updated_at = {now}
+WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL
+"""
+
+
+@cache
+def run_rows(count: int) -> str:
+    """The VALUES of `count` runs, their parameters numbered from 0."""
+    return ", ".join(_RUN_ROW.replace("{i}", str(i)) for i in range(count))
+
+
+@cache
+def step_row(index: int, text: str) -> str:
+    return STEP_ROW.replace("{i}", str(index)).replace("{text}", text)
+
+
+def named(prefix: str, values: list[str]) -> tuple[str, dict[str, str]]:
+    """`:a0, :a1, …` for an IN list, and its parameters."""
+    names = [f"{prefix}{i}" for i in range(len(values))]
+    return ", ".join(f":{name}" for name in names), dict(
+        zip(names, values, strict=True)
+    )
+
+
+@cache
+def write_names(index: int) -> tuple[str, ...]:
+    return tuple(f"{field}{index}" for field in StepWrite._fields)
+
+
+def add_writes(params: dict[str, Any], writes: Sequence[StepWrite]) -> None:
+    for index, write in enumerate(writes):
+        params.update(zip(write_names(index), write, strict=True))
+
+
+def add_change(params: dict[str, Any], change: Change) -> None:
+    params["run_status"] = change.status
+    params["run_output"] = change.output
+    params["run_error"] = change.error
+    params["run_attempts"] = change.attempts
+    params["run_losses"] = change.losses
+    params["run_due_at"] = change.due_at
+    params["run_due_in"] = change.due_in
+    params["run_finished"] = int(change.finished)
+    params["run_cancels"] = int(change.status == "cancelled")

@@ -1,0 +1,584 @@
+"""What can happen to a run, each a verb in one transaction.
+
+Verbs that take `connection` work inside the caller's transaction and commit nothing; all others commit by themselves.
+Writes of an execution name the run and the epoch it was claimed with. They change nothing, and answer so, when the
+epoch has moved on: the run was taken over, handed back, cancelled or retried.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+from typing import NamedTuple
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from ..errors import KeyTaken
+from ..errors import SetupError
+from . import statements as sql
+from .connections import Connections
+from .postgresql import PostgreSQL
+from .rows import Change
+from .rows import ClaimedRun
+from .rows import Fenced
+from .rows import Lease
+from .rows import NewRun
+from .rows import StepWrite
+from .rows import StoredStep
+from .sqlite import SQLite
+from .sqlite import Unsettled
+
+logger = logging.getLogger("flask_workflows")
+T = TypeVar("T")
+
+Execute = Callable[[str, Any], Any]
+
+#: SQLite and PostgreSQL both bound the parameters of one statement; 1,000 runs stay well below.
+ROWS_PER_INSERT = 1_000
+
+
+class LeaseGone(Exception):
+    """A fenced write found that the run belongs to somebody else."""
+
+
+class Scope(NamedTuple):
+    """What a worker may claim, as a condition on `workflow_runs` and its parameters."""
+
+    condition: str
+    params: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, ranges: Iterable[tuple[str, int, int]], queues: Sequence[str] = ()
+    ) -> Scope:
+        """Runs of each workflow from its lowest to its highest version, on `queues` or on all."""
+        by_range: dict[tuple[int, int], list[str]] = {}
+        for name, low, high in ranges:
+            by_range.setdefault((low, high), []).append(name)
+
+        params: dict[str, Any] = {}
+        parts = []
+        for number, ((low, high), names) in enumerate(sorted(by_range.items())):
+            listed, added = sql.named(f"workflow{number}_", sorted(names))
+            params.update(added)
+            parts.append(
+                f"(workflow IN ({listed}) AND version BETWEEN {int(low)} AND {int(high)})"
+            )
+        condition = f"({' OR '.join(parts)})" if parts else "1 = 0"
+
+        if queues:
+            listed, added = sql.named("queue", sorted(queues))
+            params.update(added)
+            condition += f" AND queue IN ({listed})"
+        return cls(condition, params)
+
+
+class Store:
+    """The tables of one database.
+
+    `clock` answers the instant to use in ms, or null for the database's own clock.
+    """
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        lease_ms: int,
+        clock: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self.engine = engine
+        self.lease_ms = lease_ms
+        self.clock = clock
+        self.dialect = _dialect(engine)
+        self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare)
+        #: Set when waiting for the database to come back is to end.
+        self.giving_up = Event()
+        self._complained_at = float("-inf")
+
+    def close(self) -> None:
+        self.connections.close()
+
+    def ticks(self) -> float:
+        """Milliseconds that only go forward, for measuring; of the settable clock where one is set."""
+        now = self.clock()
+        return time.monotonic() * 1000 if now is None else float(now)
+
+    # Running statements ------------------------------------------------------------------
+
+    def _once(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
+        """Run on a connection of the engine's own; `together` in one transaction."""
+        with self.connections.use() as connection:
+            if not together:
+                return operation(connection)
+            with self.dialect.transaction(connection):
+                return operation(connection)
+
+    def _patiently(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
+        """As `_once`, but outlive a database that is away, locked or restarting.
+
+        The operation must bear repetition: its reply may be lost after it committed.
+        """
+        pause = 0.05
+        while True:
+            try:
+                return self._once(operation, together=together)
+            except Exception as error:
+                if not self.dialect.is_transient(error) or self.giving_up.is_set():
+                    raise
+                self.complain("the database does not answer, trying again", error)
+            self.giving_up.wait(pause)
+            pause = min(pause * 2, 2.0)
+
+    def complain(self, what: str, error: BaseException) -> None:
+        """Log at most one line in ten seconds about the same kind of trouble."""
+        now = time.monotonic()
+        if now - self._complained_at >= 10:
+            self._complained_at = now
+            logger.warning("%s: %s", what, _first_line(error))
+
+    def _execute(self, connection: Any) -> Execute:
+        """One way to execute for raw connections and SQLAlchemy's, whose driver SQL is the same."""
+        if isinstance(connection, sa.Connection):
+            return connection.exec_driver_sql
+        execute: Execute = connection.execute
+        return execute
+
+    def _params(self, **params: Any) -> dict[str, Any]:
+        params["now"] = self.clock()
+        return params
+
+    def now(self) -> int:
+        """The database's clock, Unix ms."""
+        return self._once(lambda c: self.dialect.clock(self._execute(c), self.clock()))
+
+    # Starting ------------------------------------------------------------------------------
+
+    def insert(self, connection: Any, new_runs: Sequence[NewRun]) -> dict[str, str]:
+        """Insert runs inside the caller's transaction; give those the ids of older runs whose live key they share.
+
+        Waits for an uncommitted rival with the same key. Rows go in by key, so that two such calls cannot deadlock.
+        """
+        execute = self._execute(connection)
+        ordered = sorted(
+            new_runs, key=lambda run: (run.workflow, run.workspace, run.key or "")
+        )
+        inserted: set[str] = set()
+        for start in range(0, len(ordered), ROWS_PER_INSERT):
+            inserted.update(
+                self._insert_rows(execute, ordered[start : start + ROWS_PER_INSERT])
+            )
+        taken = [run for run in ordered if run.id not in inserted]
+        return {run.id: self._holder(execute, run) for run in taken}
+
+    def _insert_rows(self, execute: Execute, new_runs: Sequence[NewRun]) -> list[str]:
+        params = self._params()
+        for index, run in enumerate(new_runs):
+            params.update(
+                (f"{field}{index}", value)
+                for field, value in zip(NewRun._fields, run, strict=True)
+            )
+            params[f"status{index}"] = "sleeping" if run.delay_ms else "pending"
+            params[f"delay_ms{index}"] = run.delay_ms or 0
+        statement = sql.INSERT_RUN.replace("{rows}", sql.run_rows(len(new_runs)))
+        return [
+            row[0] for row in execute(self.dialect.sql(statement), params).fetchall()
+        ]
+
+    def _holder(self, execute: Execute, run: NewRun) -> str:
+        """The unfinished run with this key; if it finished just now, the new one after all."""
+        params = {"workflow": run.workflow, "workspace": run.workspace, "key": run.key}
+        for _ in range(100):
+            row = execute(self.dialect.sql(sql.FIND_LIVE_KEY), params).fetchone()
+            if row is not None:
+                return str(row[0])
+            if self._insert_rows(execute, [run]):
+                return run.id
+        raise KeyTaken(
+            f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see"
+        )
+
+    def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
+        """As `insert`, committed at once."""
+        return self._once(lambda c: self.insert(c, new_runs), together=True)
+
+    def notify(self) -> None:
+        """Tell workers in other processes that there is something to claim."""
+        if self.dialect.listens:
+            self._once(lambda c: self.dialect.notify(self._execute(c)))
+
+    # Claims and leases ---------------------------------------------------------------------
+
+    def claim(
+        self,
+        scope: Scope,
+        worker: str,
+        limit: int,
+        *,
+        begin: bool = True,
+        alone: bool = False,
+    ) -> list[ClaimedRun]:
+        """Take up to `limit` due runs, oldest due first, each under a raised epoch.
+
+        With `begin` they are executed at once; without, they wait behind others, so only runs that never lost a
+        worker are taken. `alone` also takes a run on its last chance.
+        """
+        params = self._params(
+            worker=worker,
+            limit=limit,
+            lease_ms=self.lease_ms,
+            begin=int(begin),
+            careful=int(begin),
+            alone=int(alone),
+            **scope.params,
+        )
+        rows = self._once(lambda c: self.dialect.claim(c, scope.condition, params))
+        return [ClaimedRun(*row) for row in rows]
+
+    def histories(self, run_ids: Sequence[str]) -> dict[str, list[StoredStep]]:
+        """The recorded calls of each run, in order."""
+        found: dict[str, list[StoredStep]] = {run_id: [] for run_id in run_ids}
+        if not run_ids:
+            return found
+        listed, params = sql.named("run", list(run_ids))
+        statement = self.dialect.sql(sql.HISTORY.replace("{ids}", listed))
+        for row in self._patiently(
+            lambda c: self._execute(c)(statement, params).fetchall()
+        ):
+            found[row[0]].append(StoredStep(*row[1:]))
+        return found
+
+    def renew(self, held: Sequence[tuple[str, int]]) -> tuple[list[Lease], list[str]]:
+        """Renew the leases of (run, epoch) pairs; answer those renewed, and the runs that are held no more.
+
+        A row locked by somebody else is in neither list.
+        """
+        params = self._params(lease_ms=self.lease_ms)
+        rows = self._once(
+            lambda c: self.dialect.renew(self._execute(c), params, held), together=True
+        )
+        renewed = [Lease(*row) for row in rows]
+        seen = {lease.id for lease in renewed}
+        missing = {run_id: epoch for run_id, epoch in held if run_id not in seen}
+        return renewed, self._lost(missing)
+
+    def _lost(self, held: Mapping[str, int]) -> list[str]:
+        if not held:
+            return []
+        listed, params = sql.named("run", list(held))
+        statement = self.dialect.sql(sql.EPOCHS.replace("{ids}", listed))
+        epochs = dict(
+            self._once(lambda c: self._execute(c)(statement, params).fetchall())
+        )
+        return [run_id for run_id, epoch in held.items() if epochs.get(run_id) != epoch]
+
+    def hand_back(self, held: Sequence[tuple[str, int]], *, delay_ms: int = 0) -> None:
+        """Give claimed runs back; whoever still executes one writes nothing more."""
+        statement = self.dialect.sql(sql.HAND_BACK)
+
+        def operation(connection: Any) -> None:
+            execute = self._execute(connection)
+            for run_id, epoch in sorted(held):
+                execute(
+                    statement,
+                    self._params(run_id=run_id, epoch=epoch, delay_ms=delay_ms),
+                )
+
+        self._once(operation, together=True)
+
+    def hand_back_strays(self, worker: str, but: Sequence[str]) -> int:
+        """Give back what this worker holds in the table but does not know of."""
+        listed, params = sql.named("run", [*but, ""])
+        statement = self.dialect.sql(sql.HAND_BACK_STRAYS.replace("{ids}", listed))
+        params = {**params, **self._params(worker=worker)}
+        return int(self._once(lambda c: self._execute(c)(statement, params).rowcount))
+
+    # Writes of an execution, fenced ----------------------------------------------------------
+
+    def record(
+        self, run_id: str, epoch: int, writes: Sequence[StepWrite], *, touch: bool
+    ) -> Fenced:
+        """Store calls of a run. `touch` marks it as begun and forgets faults before this step.
+
+        Waits for a database that is away. Raises `LeaseGone` when the run belongs to somebody else.
+        """
+
+        def operation(connection: Any) -> Fenced | None:
+            params = self._params(run_id=run_id, epoch=epoch)
+            return self.dialect.record(
+                self._execute(connection), params, writes, touch=touch
+            )
+
+        several = touch or len(writes) > 1
+        fenced = self._patiently(
+            operation, together=several and self.dialect.name == "sqlite"
+        )
+        if fenced is None:
+            raise LeaseGone
+        return fenced
+
+    def record_in(
+        self,
+        connection: sa.Connection,
+        run_id: str,
+        epoch: int,
+        write: StepWrite,
+        *,
+        touch: bool,
+    ) -> Fenced:
+        """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
+        params = self._params(run_id=run_id, epoch=epoch)
+        fenced = self.dialect.record(
+            self._execute(connection), params, [write], touch=touch
+        )
+        if fenced is None:
+            raise LeaseGone
+        return fenced
+
+    def record_start(
+        self, run: ClaimedRun, new_run: NewRun, write: Callable[[str], StepWrite]
+    ) -> str:
+        """Start a run from another one's body, and record the call with the id it got, in one transaction."""
+
+        def operation(connection: Any) -> str:
+            holder = self.insert(connection, [new_run]).get(new_run.id, new_run.id)
+            params = self._params(run_id=run.id, epoch=run.epoch)
+            fenced = self.dialect.record(
+                self._execute(connection), params, [write(holder)], touch=True
+            )
+            if fenced is None:
+                raise LeaseGone
+            return holder
+
+        return self._patiently(operation, together=True)
+
+    def find_step(self, run_id: str, key: str) -> tuple[str, str | None] | None:
+        """Status and output of one recorded call."""
+        statement = self.dialect.sql(sql.FIND_STEP)
+        params = {"run_id": run_id, "key": key}
+        row = self._patiently(lambda c: self._execute(c)(statement, params).fetchone())
+        return None if row is None else (row[0], row[1])
+
+    def look(self, run_id: str) -> tuple[int, str, int | None, int | None] | None:
+        """Epoch, status, when cancelling was asked for, when it finished; null for an unknown run."""
+        statement = self.dialect.sql(sql.LOOK)
+        row = self._patiently(
+            lambda c: self._execute(c)(statement, {"run_id": run_id}).fetchone()
+        )
+        return None if row is None else (row[0], row[1], row[2], row[3])
+
+    def settle(
+        self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = ()
+    ) -> bool:
+        """End an execution: the run's new state and its last calls, in one transaction.
+
+        False when somebody asked meanwhile for the run to be cancelled: nothing is written then. Raises `LeaseGone`
+        when it belongs to somebody else. Waits for a database that is away; a repetition after a lost reply finds
+        its own state under its own epoch, and that is success.
+        """
+        tries = 0
+
+        def operation(connection: Any) -> bool:
+            nonlocal tries
+            tries += 1
+            params = self._params(run_id=run_id, epoch=epoch)
+            try:
+                return self.dialect.settle(
+                    self._execute(connection), params, change, writes
+                )
+            except Unsettled:
+                connection.execute("ROLLBACK")
+                connection.execute("BEGIN")
+                return False
+
+        if self._patiently(operation, together=self.dialect.name == "sqlite"):
+            return True
+        seen = self.look(run_id)
+        if seen is None or seen[0] != epoch:
+            raise LeaseGone
+        if tries > 1 and seen[1] == change.status:
+            return True
+        if seen[3] is not None or seen[2] is None:
+            raise LeaseGone
+        return False
+
+    # Workers -------------------------------------------------------------------------------
+
+    def save_worker(self, **values: Any) -> None:
+        """Insert the worker's row, or renew its `seen_at`."""
+        self._once(
+            lambda c: self._execute(c)(
+                self.dialect.sql(sql.SAVE_WORKER), self._params(**values)
+            )
+        )
+
+    def stop_worker(self, worker: str) -> None:
+        self._once(
+            lambda c: self._execute(c)(
+                self.dialect.sql(sql.STOP_WORKER), self._params(id=worker)
+            )
+        )
+
+    def forget_workers(self, after_ms: int) -> None:
+        """Delete workers not seen for that long."""
+        params = self._params(after_ms=after_ms)
+        self._once(
+            lambda c: self._execute(c)(self.dialect.sql(sql.FORGET_WORKERS), params)
+        )
+
+    def live_workers(self, within_ms: int) -> list[str]:
+        """What each live worker can run, as it advertised it."""
+        params = self._params(within_ms=within_ms)
+        rows = self._once(
+            lambda c: self._execute(c)(
+                self.dialect.sql(sql.LIVE_WORKERS), params
+            ).fetchall()
+        )
+        return [row[0] for row in rows]
+
+    def overdue_below(
+        self, workflow: str, version: int, overdue_ms: int
+    ) -> list[tuple[str, int, int]]:
+        """(id, version, epoch) of runs of versions below, that long due."""
+        params = self._params(workflow=workflow, below=version, overdue_ms=overdue_ms)
+        rows = self._once(
+            lambda c: self._execute(c)(
+                self.dialect.sql(sql.UNCLAIMED), params
+            ).fetchall()
+        )
+        return [(row[0], row[2], row[3]) for row in rows]
+
+    def care_is_due(self, scope: Scope) -> bool:
+        """Whether a run on its last chance waits for a worker that is otherwise idle."""
+        statement = self.dialect.sql(
+            sql.WAITING_CARE.replace("{scope}", scope.condition)
+        )
+        params = self._params(**scope.params)
+        return (
+            self._once(lambda c: self._execute(c)(statement, params).fetchone())
+            is not None
+        )
+
+    def end_cancelled(self) -> int:
+        """Finish runs asked to be cancelled whose worker is gone."""
+        statement = self.dialect.sql(sql.END_CANCELLED)
+        return int(
+            self._once(lambda c: self._execute(c)(statement, self._params()).rowcount)
+        )
+
+    # Operator actions ------------------------------------------------------------------------
+
+    def cancel(self, run_id: str, epoch: int | None) -> bool:
+        """End an idle run, or mark one being executed; false when neither applied."""
+
+        def operation(connection: Any) -> bool:
+            execute, params = (
+                self._execute(connection),
+                self._params(run_id=run_id, epoch=epoch),
+            )
+            if execute(self.dialect.sql(sql.CANCEL_IDLE), params).rowcount:
+                return True
+            return bool(execute(self.dialect.sql(sql.CANCEL_RUNNING), params).rowcount)
+
+        return self._once(operation, together=True)
+
+    def retry(self, run_id: str, epoch: int | None, forget: Sequence[str]) -> bool:
+        """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
+
+        def operation(connection: Any) -> bool:
+            execute, params = (
+                self._execute(connection),
+                self._params(run_id=run_id, epoch=epoch),
+            )
+            if not execute(self.dialect.sql(sql.RETRY_RUN), params).rowcount:
+                return False
+            for key in forget:
+                execute(
+                    self.dialect.sql(sql.FORGET_STEP), {"run_id": run_id, "key": key}
+                )
+            return True
+
+        return self._once(operation, together=True)
+
+    def wake(self, run_id: str, epoch: int | None) -> bool:
+        """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
+
+        def operation(connection: Any) -> bool:
+            execute, params = (
+                self._execute(connection),
+                self._params(run_id=run_id, epoch=epoch),
+            )
+            if not execute(self.dialect.sql(sql.WAKE_RUN), params).rowcount:
+                return False
+            execute(self.dialect.sql(sql.WAKE_STEPS), params)
+            return True
+
+        return self._once(operation, together=True)
+
+    def prune_page(
+        self, after: str, before: str, cutoff: int, limit: int
+    ) -> tuple[str | None, int]:
+        """Delete the finished among the next `limit` runs by id, with their steps, in one short transaction.
+
+        Answers the last id looked at, null at the end, and how many runs went.
+        """
+        params = {"after": after, "before": before, "limit": limit}
+        page = self._once(
+            lambda c: self._execute(c)(
+                self.dialect.sql(sql.PRUNE_PAGE), params
+            ).fetchall()
+        )
+        ids = [
+            run_id
+            for run_id, finished_at in page
+            if finished_at is not None and finished_at < cutoff
+        ]
+        last = page[-1][0] if len(page) == limit else None
+        return last, self._delete(ids, cutoff) if ids else 0
+
+    def _delete(self, ids: Sequence[str], cutoff: int) -> int:
+        listed, params = sql.named("run", list(ids))
+        params_cutoff: dict[str, Any] = {**params, "cutoff": cutoff}
+
+        def operation(connection: Any) -> int:
+            # Runs first: their locks say which of them are still finished and old, against a retry at this moment.
+            execute = self._execute(connection)
+            statement = self.dialect.sql(sql.DELETE_RUNS.replace("{ids}", listed))
+            gone = [row[0] for row in execute(statement, params_cutoff).fetchall()]
+            if gone:
+                listed_gone, params_gone = sql.named("run", gone)
+                execute(
+                    self.dialect.sql(sql.DELETE_STEPS.replace("{ids}", listed_gone)),
+                    params_gone,
+                )
+            return len(gone)
+
+        return self._once(operation, together=True)
+
+    def count_prunable(self, before: str, cutoff: int) -> int:
+        statement = self.dialect.sql(sql.COUNT_PRUNABLE)
+        params = {"before": before, "cutoff": cutoff}
+        return int(
+            self._once(lambda c: self._execute(c)(statement, params).fetchone())[0]
+        )
+
+
+def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:
+    if engine.dialect.name == "sqlite":
+        return SQLite()
+    if engine.dialect.name == "postgresql" and engine.dialect.driver == "psycopg":
+        return PostgreSQL()
+    raise SetupError(
+        f"Flask-Workflows stores its runs on SQLite or on PostgreSQL through psycopg 3, not on "
+        f"{engine.dialect.name}+{engine.dialect.driver}; write sqlite:///… or postgresql+psycopg://…"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,520 @@
+"""The threaded worker.
+
+    claimer    claims due runs in batches, into free threads first; keeps house
+    executors  `concurrency` threads, each executing one run at a time
+    leases     renews what is executed (leases.py)
+    listener   wakes the claimer (wakeups.py)
+    main       waits for signals, so that they are heard whatever the database does
+
+While executions are short the claimer also takes runs ahead, so that no thread waits for a round trip. They stay
+`pending`, are due again with their lease, and go back when they were not begun within a second.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from queue import Empty
+from queue import SimpleQueue
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from .engine import Engine
+from .errors import SetupError
+from .failures import describe
+from .failures import dumps
+from .leases import LeaseKeeper
+from .names import new_id
+from .store import Change
+from .store import ClaimedRun
+from .store import LeaseGone
+from .store import Scope
+from .store import StoredStep
+from .wakeups import Listener
+
+if TYPE_CHECKING:
+    from .runtime import Runtime
+
+logger = logging.getLogger("flask_workflows")
+
+HEARTBEAT_SECONDS = 10.0
+SWEEP_SECONDS = 30.0
+#: Claimed ahead and not begun for this long, a run goes back.
+AHEAD_SECONDS = 1.0
+#: Runs are claimed ahead only while executions take less than this, on average.
+SHORT_MS = 50.0
+MOST_AHEAD = 64
+#: A run too old for every registered version fails when it has been due for this long.
+OUTDATED_MS = 300_000
+KEEP_WORKERS_MS = 24 * 3_600_000
+
+
+class Job(NamedTuple):
+    run: ClaimedRun
+    stored: Sequence[StoredStep]
+
+
+class Worker:
+    """One worker process, or one thread of yours: `run` returns when it was stopped.
+
+    `queues` are those it serves, all where empty. Signals are handled where `run` is called on the main thread;
+    elsewhere end it with `stop`.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        concurrency: int | None = None,
+        queues: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        self.id = new_id()
+        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.concurrency = concurrency or runtime.config.concurrency
+        self.queues = tuple(queues)
+        self._runtime = runtime
+        self._store = runtime.store
+        self._engine = Engine(runtime)
+        self._scope = Scope.of(runtime.registry.ranges(), self.queues)
+        self._keeper = LeaseKeeper(self._store)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._count = threading.Lock()
+        #: Claimed and not settled, whether begun or not.
+        self._outstanding = 0
+        self._hungry_below = 0
+        self._average_ms = SHORT_MS
+        self._alone = False
+        self._ahead_since = 0.0
+        self._careful_at = 0.0
+        self._beat_at = self._swept_at = float("-inf")
+        self._strays = False
+        self._failed: BaseException | None = None
+        #: Threads were still busy when `run` returned; their runs were handed back.
+        self.abandoned = False
+
+    # Life ----------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Work until stopped; answer the exit code: 0 after a requested stop, 1 when a part of it died.
+
+        Raises `SetupError` or `SchemaError` where it cannot begin.
+        """
+        if self._runtime.apart:
+            raise SetupError(
+                'this app keeps its runs in the process (WORKFLOWS_STORE="memory" or sqlite://), where no worker '
+                'can see them; use a database file or server, or WORKFLOWS_EXECUTION="inline"'
+            )
+        restore = self._handle_signals()
+        try:
+            if not self._boot():
+                return 0
+            return self._work()
+        finally:
+            restore()
+
+    def stop(self) -> None:
+        """Stop claiming, finish or hand back what runs, and let `run` return. Safe from any thread."""
+        self._stopping.set()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look for due runs now."""
+        self._wake.set()
+
+    def _handle_signals(self) -> Callable[[], None]:
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: None
+        before = {
+            number: signal.getsignal(number)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+
+        def handle(number: int, frame: object) -> None:
+            if self._stopping.is_set():
+                os.write(
+                    2,
+                    b"second signal: leaving at once, unfinished runs are taken over when their leases end\n",
+                )
+                os._exit(128 + number)
+            self._stopping.set()
+
+        for number in before:
+            signal.signal(number, handle)
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        return restore
+
+    def _boot(self) -> bool:
+        """Wait for the database, check its schema; false when stopped before."""
+        pause = 0.1
+        while not self._stopping.is_set():
+            try:
+                self._runtime.check_schema()
+                self._beat()
+                return True
+            except Exception as error:
+                cause = getattr(error, "orig", None) or error.__cause__ or error
+                if not self._store.dialect.is_transient(
+                    getattr(cause, "orig", None) or cause
+                ):
+                    raise
+                self._store.complain(
+                    "the database does not answer, waiting for it", error
+                )
+            self._stopping.wait(pause)
+            pause = min(pause * 2, 2.0)
+        return False
+
+    def _work(self) -> int:
+        self._store.connections.keep(self.concurrency + 2)
+        threads = [
+            self._thread(self._execute_jobs, f"workflows-{i}")
+            for i in range(self.concurrency)
+        ]
+        claimer = self._thread(self._claim_loop, "workflows-claimer")
+        listener = self._listener()
+        self._runtime.wakers.add(self._wake)
+        try:
+            self._keeper.__enter__()
+            for thread in (*threads, claimer):
+                thread.start()
+            if listener is not None:
+                listener.start()
+            logger.info(
+                "worker %s (%s) serves %s with %d threads",
+                self.name,
+                self.id,
+                ", ".join(self.queues) or "all queues",
+                self.concurrency,
+            )
+            self._watch([*threads, claimer])
+            self._drain(threads, claimer)
+        finally:
+            self._runtime.wakers.discard(self._wake)
+            if listener is not None:
+                listener.stop()
+            self._keeper.stop()
+        return 1 if self._failed is not None else 0
+
+    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def _listener(self) -> Listener | None:
+        if not self._runtime.config.listen and self._store.dialect.listens:
+            return None
+        return Listener(
+            self._store, self._wake.set, url=self._runtime.config.listen_url
+        )
+
+    def _watch(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for a stop. A worker whose claimer or lease thread died does nothing more of use: it ends."""
+        while not self._stopping.wait(1.0):
+            dead = [thread.name for thread in threads if not thread.is_alive()]
+            if dead or not self._keeper.is_alive():
+                logger.critical(
+                    "the worker's threads died (%s), it stops",
+                    ", ".join(dead) or "leases",
+                )
+                self._failed = SetupError("a thread of the worker died")
+                self._stopping.set()
+
+    def _drain(
+        self, threads: Sequence[threading.Thread], claimer: threading.Thread
+    ) -> None:
+        """Let what runs finish for a while, hand back the rest."""
+        self._wake.set()
+        for _ in threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + self._runtime.config.drain_secs
+        helper = self._thread(self._hand_back_unbegun, "workflows-hand-back")
+        claimer.join(min(5.0, max(0.0, deadline - time.monotonic())))
+        helper.start()
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.abandoned = any(thread.is_alive() for thread in threads)
+        self._store.giving_up.set()
+        goodbye = self._thread(self._say_goodbye, "workflows-goodbye")
+        goodbye.start()
+        goodbye.join(5.0)
+
+    def _say_goodbye(self) -> None:
+        try:
+            held = [
+                (execution.run.id, execution.run.epoch)
+                for execution in self._keeper.live()
+            ]
+            if held:
+                logger.info(
+                    "handing back %d runs that did not finish in time", len(held)
+                )
+                self._store.hand_back(held)
+            self._store.stop_worker(self.id)
+        except Exception as error:
+            logger.warning("could not say goodbye to the database: %s", error)
+
+    # Executing -----------------------------------------------------------------------------
+
+    def _execute_jobs(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            began = time.monotonic()
+            try:
+                self._execute(job)
+            except BaseException:
+                # Nothing of a run may take its thread with it, not even a log handler that raises.
+                _log_quietly("an execution ended in an error of the engine's own")
+            finally:
+                elapsed = (time.monotonic() - began) * 1000
+                with self._count:
+                    self._average_ms += (elapsed - self._average_ms) * 0.1
+                    self._outstanding -= 1
+                    hungry = self._outstanding < self._hungry_below
+                if hungry:
+                    self._wake.set()
+
+    def _execute(self, job: Job) -> None:
+        if self._stopping.is_set():
+            self._store.hand_back([(job.run.id, job.run.epoch)])
+            return
+        execution = self._engine.begin(job.run, job.stored)
+        self._keeper.add(execution)
+        try:
+            self._engine.execute(execution, self.id)
+        finally:
+            self._keeper.remove(execution)
+
+    # Claiming ------------------------------------------------------------------------------
+
+    def _claim_loop(self) -> None:
+        pause = 0.05
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                more = self._round()
+                pause = 0.05
+            except Exception as error:
+                if not self._store.dialect.is_transient(error):
+                    logger.exception("claiming failed, trying again")
+                else:
+                    self._store.complain("nothing can be claimed, trying again", error)
+                self._strays = True
+                self._stopping.wait(pause)
+                pause = min(pause * 2, 2.0)
+                continue
+            if not more:
+                self._wake.wait(self._runtime.config.poll_interval_ms / 1000)
+
+    def _round(self) -> bool:
+        """Claim what there is room for; true when there is more room and probably more to claim."""
+        if self._strays:
+            known = [execution.run.id for execution in self._keeper.live()]
+            if self._outstanding == len(known):
+                self._store.hand_back_strays(self.id, known)
+                self._strays = False
+        self._keep_house()
+        with self._count:
+            outstanding = self._outstanding
+            self._hungry_below = 0
+        if self._alone:
+            if outstanding:
+                self._be_hungry(1)
+                return False
+            self._alone = False
+        free = self.concurrency - outstanding
+        if free > 0:
+            return self._claim_free(free, alone=outstanding == 0)
+        return self._claim_ahead(outstanding)
+
+    def _claim_free(self, free: int, *, alone: bool) -> bool:
+        self._careful_at = time.monotonic()
+        batch = self._store.claim(self._scope, self.id, free, alone=alone)
+        lone = next((run for run in batch if run.last_chance), None)
+        if lone is not None:
+            # It may take its worker with it: nobody else is to be aboard.
+            self._alone = True
+            self._store.hand_back(
+                [(run.id, run.epoch) for run in batch if run is not lone]
+            )
+            batch = [lone]
+        self._dispatch(batch)
+        full = len(batch) == free
+        if full:
+            self._be_hungry(
+                self.concurrency
+                + self._room_ahead() // 2
+                + (1 if not self._room_ahead() else 0)
+            )
+        return full and self._room_ahead() > 0
+
+    def _claim_ahead(self, outstanding: int) -> bool:
+        self._return_unbegun()
+        room = self._room_ahead() - (outstanding - self.concurrency)
+        if (
+            time.monotonic() - self._careful_at
+            > self._runtime.config.poll_interval_ms / 1000
+        ):
+            # Runs that lost a worker are only taken into free threads: let one become free.
+            self._be_hungry(self.concurrency)
+            return False
+        if room <= 0:
+            self._be_hungry(
+                self.concurrency + self._room_ahead() // 2
+                if self._room_ahead()
+                else self.concurrency
+            )
+            return False
+        batch = self._store.claim(self._scope, self.id, room, begin=False)
+        if outstanding == self.concurrency:
+            self._ahead_since = time.monotonic()
+        self._dispatch(batch)
+        self._be_hungry(
+            self.concurrency + self._room_ahead() // 2
+            if len(batch) == room
+            else self.concurrency
+        )
+        return False
+
+    def _room_ahead(self) -> int:
+        if self._average_ms >= SHORT_MS or self._alone:
+            return 0
+        return min(
+            MOST_AHEAD, int(self.concurrency * SHORT_MS / max(self._average_ms, 1.0))
+        )
+
+    def _be_hungry(self, below: int) -> None:
+        """Be woken when fewer than that many runs are outstanding; at once if it is so already."""
+        with self._count:
+            self._hungry_below = below
+            if self._outstanding < below:
+                self._wake.set()
+
+    def _dispatch(self, batch: Sequence[ClaimedRun]) -> None:
+        if self._stopping.is_set():
+            self._store.hand_back([(run.id, run.epoch) for run in batch])
+            return
+        histories = self._store.histories([run.id for run in batch if not run.fresh])
+        with self._count:
+            self._outstanding += len(batch)
+        for run in batch:
+            self._jobs.put(Job(run, histories.get(run.id, ())))
+
+    def _return_unbegun(self) -> None:
+        """Give back what waits behind runs that turned out long."""
+        if (
+            self._ahead_since
+            and time.monotonic() - self._ahead_since > AHEAD_SECONDS
+            and self._average_ms >= SHORT_MS
+        ):
+            self._hand_back_unbegun()
+
+    def _hand_back_unbegun(self) -> None:
+        waiting: list[Job] = []
+        ends = 0
+        while True:
+            try:
+                job = self._jobs.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                ends += 1
+            else:
+                waiting.append(job)
+        for _ in range(ends):
+            self._jobs.put(None)
+        if waiting:
+            try:
+                self._store.hand_back([(job.run.id, job.run.epoch) for job in waiting])
+            except Exception as error:
+                self._store.complain(
+                    "runs claimed ahead go back when their leases end", error
+                )
+            with self._count:
+                self._outstanding -= len(waiting)
+        self._ahead_since = 0.0
+
+    # Keeping house -------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        if now - self._beat_at >= HEARTBEAT_SECONDS:
+            self._beat()
+            if self._outstanding and self._store.care_is_due(self._scope):
+                self._alone = True
+        if now - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = now
+            self._store.end_cancelled()
+            self._fail_outdated()
+
+    def _beat(self) -> None:
+        self._beat_at = time.monotonic()
+        self._store.save_worker(
+            id=self.id,
+            name=self.name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            queues=json.dumps(list(self.queues)) if self.queues else None,
+            workflows=json.dumps(self._runtime.registry.ranges()),
+            concurrency=self.concurrency,
+        )
+
+    def _fail_outdated(self) -> None:
+        """Fail runs older than every version that resumes them, where no live worker knows better."""
+        for name, oldest in self._runtime.registry.oldest().items():
+            if oldest == 1:
+                continue
+            overdue = self._store.overdue_below(name, oldest, OUTDATED_MS)
+            if not overdue:
+                continue
+            advertised = [
+                tuple(item)
+                for text in self._store.live_workers(int(3 * HEARTBEAT_SECONDS * 1000))
+                for item in json.loads(text)
+            ]
+            for run_id, version, epoch in overdue:
+                if not any(
+                    known == name and low <= version <= high
+                    for known, low, high in advertised
+                ):
+                    self._fail_one(run_id, name, version, oldest, epoch)
+
+    def _fail_one(
+        self, run_id: str, name: str, version: int, oldest: int, epoch: int
+    ) -> None:
+        error = SetupError(
+            f"no live worker resumes {name!r} version {version}, the oldest that is resumed is {oldest}: register the "
+            f"old code again, or declare min_version={version} on code that can take it over; then retry the run"
+        )
+        change = Change(
+            "failed",
+            error=dumps(describe(error, "version", frames=False)),
+            finished=True,
+        )
+        try:
+            self._store.settle(run_id, epoch, change)
+            logger.warning("run %s failed: %s", run_id, error)
+        except LeaseGone:
+            logger.debug("run %s was taken meanwhile", run_id)
+
+
+def _log_quietly(message: str) -> None:
+    try:
+        logger.exception(message)
+    except Exception:
+        os.write(
+            2, f"flask_workflows: {message}, and it could not be logged\n".encode()
+        )

@@ -1,0 +1,127 @@
+"""An app on a fresh database of either kind, and PostgreSQL servers to have it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+from flask.testing import FlaskCliRunner
+from flask_sqlalchemy import SQLAlchemy
+
+from flask_workflows import Workflows
+from tests import apps
+from tests.databases import PostgresServer
+from tests.databases import PostgresUnavailable
+from tests.databases import PrivatePostgres
+from tests.databases import shared_server
+
+Server = TypeVar("Server", bound=PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The server that all tests share: make databases on it, and leave it running."""
+    server = _or_fail(shared_server)
+
+    yield server
+
+    if isinstance(server, PrivatePostgres):
+        server.close()
+
+
+@pytest.fixture
+def private_postgres() -> Iterator[PrivatePostgres]:
+    """A server for this test alone, which it may stop, crash and start again."""
+    server = _or_fail(PrivatePostgres)
+
+    yield server
+
+    server.close()
+
+
+def _or_fail(start: Callable[[], Server]) -> Server:
+    """Start a server; without one, tests fail in one line instead of being skipped."""
+    try:
+        return start()
+    except PostgresUnavailable as error:
+        why = str(error)
+
+    pytest.fail(why, pytrace=False)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'app.sqlite3'}"
+
+
+@pytest.fixture
+def postgresql_url(postgres_server: PostgresServer) -> Iterator[str]:
+    name = postgres_server.create_database()
+
+    yield postgres_server.url(name)
+
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A fresh database: the test runs on SQLite and on PostgreSQL."""
+    url: str = request.getfixturevalue(f"{request.param}_url")
+
+    return url
+
+
+@pytest.fixture
+def make_app() -> Iterator[apps.MakeApp]:
+    """Make apps with their tables; afterwards no connection of theirs may be in use."""
+    made: list[Flask] = []
+
+    def make(
+        url: str,
+        *,
+        db: SQLAlchemy | None = None,
+        workflows: Workflows | None = None,
+        **config: object,
+    ) -> Flask:
+        app = apps.make_app(url, db=db, workflows=workflows, **config)
+        made.append(app)
+
+        return app
+
+    yield make
+
+    in_use = sum(apps.connections_in_use(app) for app in made)
+    for app in made:
+        apps.dispose_engines(app)
+
+    assert in_use == 0, f"{in_use} connections are still checked out of the app's pool"
+
+
+@pytest.fixture
+def app(database_url: str, make_app: apps.MakeApp) -> Flask:
+    return make_app(database_url)
+
+
+@pytest.fixture
+def db(app: Flask) -> SQLAlchemy:
+    return apps.database_of(app)
+
+
+@pytest.fixture
+def workflows(app: Flask) -> Workflows:
+    return apps.workflows_of(app)
+
+
+@pytest.fixture
+def client(app: Flask) -> FlaskClient:
+    return app.test_client()
+
+
+@pytest.fixture
+def runner(app: Flask) -> FlaskCliRunner:
+    return app.test_cli_runner()

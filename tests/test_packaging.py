@@ -1,0 +1,107 @@
+"""What users get: the wheel must hold the package, its folders and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+#: Where each folder of the checkout lands in the wheel.
+SHIPPED = {
+    "flask_workflows": "flask_workflows",
+    "migrations": "flask_workflows/migrations",
+    "static": "flask_workflows/static",
+    "templates": "flask_workflows/templates",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    directory = tmp_path_factory.mktemp("dist")
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "-t",
+        "wheel",
+        "-d",
+        str(directory),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    (path,) = directory.glob("*.whl")
+
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: zipfile.ZipFile) -> Message:
+    (name,) = (
+        name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")
+    )
+
+    return Parser().parsestr(wheel.read(name).decode())
+
+
+def test_wheel_holds_every_file_of_the_package_and_none_beside_it(
+    wheel: zipfile.ZipFile,
+) -> None:
+    expected = {
+        f"{target}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, target in SHIPPED.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+    assert shipped == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flask_workflows/__init__.py",
+        "flask_workflows/py.typed",
+        "flask_workflows/static/htmx.LICENSE.txt",
+        "flask_workflows/static/htmx.min.js",
+    ],
+)
+def test_wheel_holds(wheel: zipfile.ZipFile, name: str) -> None:
+    assert name in wheel.namelist()
+
+
+@pytest.mark.parametrize(
+    "folder", ["migrations/versions", "static", "templates/flask_workflows"]
+)
+def test_wheel_holds_files_in(wheel: zipfile.ZipFile, folder: str) -> None:
+    assert any(
+        name.startswith(f"flask_workflows/{folder}/") for name in wheel.namelist()
+    )
+
+
+def test_wheel_carries_its_licence(wheel: zipfile.ZipFile, metadata: Message) -> None:
+    assert metadata["License-Expression"] == "MIT"
+    assert any(
+        name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist()
+    )
+
+
+def test_drivers_and_migrations_are_extras(metadata: Message) -> None:
+    required = metadata.get_all("Requires-Dist", [])
+
+    assert metadata.get_all("Provides-Extra") == ["migrate", "postgresql"]
+    assert sorted(
+        line.split(">")[0] for line in required if "extra ==" not in line
+    ) == [
+        "flask",
+        "flask-sqlalchemy",
+        "sqlalchemy",
+    ]

@@ -220,9 +220,7 @@ class _Builder:
 
     def root(self, annotation: Any) -> Codec:
         codec = self.build(annotation)
-        return dataclasses.replace(
-            codec, recursive=self.recursive, on_trial=self.on_trial
-        )
+        return dataclasses.replace(codec, recursive=self.recursive, on_trial=self.on_trial)
 
     def build(self, annotation: Any) -> Codec:
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
@@ -363,14 +361,11 @@ class _Builder:
         required = [
             name
             for name, mark in marks.items()
-            if mark is typing.Required
-            or (name in usual and mark is not typing.NotRequired)
+            if mark is typing.Required or (name in usual and mark is not typing.NotRequired)
         ]
         return codecs.typed_dict(self.fields(annotation, hints, required))
 
-    def fields(
-        self, annotation: Any, hints: Mapping[str, Any], required: Iterable[str]
-    ) -> Fields:
+    def fields(self, annotation: Any, hints: Mapping[str, Any], required: Iterable[str]) -> Fields:
         name = _written(annotation)
         found = {}
         for key, hint in hints.items():
@@ -389,10 +384,7 @@ def _hints(annotation: Any) -> dict[str, Any]:
 
 
 def _has_default(each: dataclasses.Field[Any]) -> bool:
-    return (
-        each.default is not dataclasses.MISSING
-        or each.default_factory is not dataclasses.MISSING
-    )
+    return each.default is not dataclasses.MISSING or each.default_factory is not dataclasses.MISSING
 
 
 def _refused(annotation: Any) -> AnnotationRefused:

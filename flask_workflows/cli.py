@@ -1,3 +1,383 @@
-from flask.cli import AppGroup
+"""`flask workflows …`: the worker, and what an operator does with runs."""
 
-workflows_group = AppGroup("workflows")
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import sqlalchemy as sa
+from flask.cli import AppGroup
+from flask.cli import ScriptInfo
+
+from flask_workflows import revisions
+from flask_workflows import terminal
+from flask_workflows.errors import KeyBusy
+from flask_workflows.errors import KeyTaken
+from flask_workflows.errors import NotRegistered
+from flask_workflows.errors import RunChanged
+from flask_workflows.errors import RunFinished
+from flask_workflows.errors import RunNotFailed
+from flask_workflows.errors import RunNotFound
+from flask_workflows.errors import RunNotSleeping
+from flask_workflows.errors import UndecodableValue
+from flask_workflows.errors import WorkflowsError
+from flask_workflows.logs import configure_worker_logging
+from flask_workflows.runs import Run
+from flask_workflows.runs import RunQuery
+from flask_workflows.runs import RunStatus
+from flask_workflows.runtime import current_runtime
+from flask_workflows.runtime import Runtime
+
+logger = logging.getLogger("flask_workflows")
+
+_NOT_FOUND = (RunNotFound, NotRegistered)
+_CONFLICT = (RunFinished, RunNotFailed, RunNotSleeping, RunChanged, KeyTaken, KeyBusy)
+
+
+class _Refused(click.ClickException):
+    """An error made on purpose, as one line and the exit code of its kind."""
+
+    def __init__(self, error: WorkflowsError) -> None:
+        super().__init__(" ".join(str(error).split()))
+        if isinstance(error, _NOT_FOUND):
+            self.exit_code = 3
+        elif isinstance(error, _CONFLICT):
+            self.exit_code = 4
+
+
+class _Workflows(AppGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except WorkflowsError as error:
+            raise _Refused(error) from error
+        except Exception as error:
+            fault = _fault_of_database(ctx, error)
+            if fault is None:
+                raise
+            raise _Refused(fault) from error
+
+
+def _fault_of_database(ctx: click.Context, error: Exception) -> WorkflowsError | None:
+    """What is wrong with the database, if that explains the error of a driver."""
+    with ctx.ensure_object(ScriptInfo).load_app().app_context():
+        runtime = current_runtime()
+        driver = runtime.engine.dialect.loaded_dbapi
+        if not isinstance(error, sa.exc.DBAPIError | driver.Error):
+            return None
+        try:
+            runtime.check_schema()
+        except WorkflowsError as fault:
+            return fault
+    return None
+
+
+@click.group(cls=_Workflows)
+def workflows_group() -> None:
+    """Execute workflows and look after their runs.
+
+    Exit codes: 0 done; 1 refused, or an error; 2 wrong usage; 3 no such run or
+    workflow; 4 the run's state, or somebody else's action, does not allow it.
+    """
+
+
+workflows_group.name = "workflows"
+
+
+# Executing ---------------------------------------------------------------------------------
+
+
+@workflows_group.command()
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 512),
+    help="Runs executed at once; WORKFLOWS_CONCURRENCY by default.",
+)
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Serve this queue; may be repeated. All queues by default.",
+)
+@click.option("--name", help="What the worker is called; host and process by default.")
+def work(concurrency: int | None, queues: tuple[str, ...], name: str | None) -> None:
+    """Execute runs until SIGTERM or SIGINT.
+
+    Then runs under way may go on for WORKFLOWS_DRAIN_SECS, the rest is handed back,
+    and the exit code is 0. A second signal ends at once, with 128 and its number.
+    """
+    with _ending_quietly():
+        runtime = _importing_runtime()
+        configure_worker_logging(runtime.app)
+        _warn_of_unknown_queues(runtime, queues)
+        worker = runtime.workflows.worker(concurrency=concurrency, queues=queues, name=name)
+        code = worker.run()
+    if worker.abandoned:
+        # Threads of the app's code still run, and the interpreter would wait for them.
+        logging.shutdown()
+        os._exit(code)
+    sys.exit(code)
+
+
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """Exit with 0 on a signal that comes before the worker handles them itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda *_: sys.exit(0)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _warn_of_unknown_queues(runtime: Runtime, queues: tuple[str, ...]) -> None:
+    known = {workflow.queue or runtime.config.queue for workflow in runtime.registry.workflows()}
+    for queue in queues:
+        if queue not in known:
+            logger.warning(
+                "no registered workflow is in the queue %r (registered: %s)",
+                queue,
+                ", ".join(sorted(known)) or "none",
+            )
+
+
+@workflows_group.command()
+def tick() -> None:
+    """Execute what is due now, here, and exit."""
+    count = _importing_runtime().workflows.tick()
+    click.echo(f"{count} executed")
+
+
+# Looking -----------------------------------------------------------------------------------
+
+
+@workflows_group.command("list")
+@click.option("--workflow", help="Only runs of this workflow.")
+@click.option("--status", type=click.Choice([status.value for status in RunStatus]))
+@click.option("--workspace", help="Only runs of this workspace.")
+@click.option("--queue", help="Only runs in this queue.")
+@click.option("--key", help="Only runs started with this key.")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
+@click.option("--cursor", help="Go on where the last list ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--registered", is_flag=True, help="List the app's workflows instead of runs.")
+@click.pass_context
+def list_(ctx: click.Context, as_json: bool, registered: bool, **filters: Any) -> None:
+    """List runs, the newest first. Times are in UTC."""
+    if registered:
+        _refuse_filters(ctx, filters)
+        _list_registered(as_json)
+        return
+
+    status = filters.pop("status")
+    query = RunQuery(status=status and RunStatus(status), **filters)
+    page = current_runtime().workflows.page(query)
+    if as_json:
+        _print_json({"runs": [_run(run) for run in page.runs], "older": page.older})
+        return
+
+    for run in page.runs:
+        click.echo(terminal.run_line(run))
+    if page.older is not None:
+        click.echo(f"more with --cursor {page.older}", err=True)
+
+
+def _refuse_filters(ctx: click.Context, filters: dict[str, Any]) -> None:
+    for name in filters:
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is for runs, not with --registered")
+
+
+def _list_registered(as_json: bool) -> None:
+    runtime = _importing_runtime()
+    workflows = runtime.registry.workflows()
+    default = runtime.config.queue
+    if not as_json:
+        for workflow in workflows:
+            click.echo(terminal.workflow_line(workflow, default))
+        return
+
+    _print_json(
+        [
+            {
+                "name": workflow.name,
+                "version": workflow.version,
+                "min_version": workflow.min_version,
+                "queue": workflow.queue or default,
+                "description": workflow.description,
+            }
+            for workflow in workflows
+        ]
+    )
+
+
+@workflows_group.command()
+@click.argument("run_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def show(run_id: str, as_json: bool) -> None:
+    """Show a run with its steps. What looks like a secret is hidden."""
+    details = current_runtime().workflows.details(run_id)
+    if as_json:
+        _print_json(records.details(details))
+        return
+
+    for line in terminal.run_lines(details):
+        click.echo(line)
+
+
+@workflows_group.command()
+def check() -> None:
+    """Check that the modules import and that the tables are there."""
+    runtime = _importing_runtime()
+    runtime.check_schema()
+    count = len(runtime.registry.workflows())
+    click.echo(f"ok: {runtime.engine.url!s}, {phrases.several(count, 'workflow')}")
+
+
+# Acting ------------------------------------------------------------------------------------
+
+
+def _read_input(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """The text itself, a file's after `@`, or what comes in for `-`."""
+    try:
+        if value == "-":
+            return click.get_text_stream("stdin", encoding="utf-8").read()
+        if value.startswith("@"):
+            return Path(value[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"cannot be read: {error}") from error
+    return value
+
+
+class _Duration(click.ParamType):
+    name = "duration"
+
+    def convert(self, value: Any, *_: Any) -> timedelta:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|d)?", value, re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is no duration: write seconds, or 10m, 12h, 7d")
+        seconds = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2] or "s"]
+        try:
+            return timedelta(seconds=float(found[1]) * seconds)
+        except OverflowError:
+            self.fail(f"{value!r} is too long")
+
+
+@workflows_group.command()
+@click.argument("name")
+@click.option(
+    "--input",
+    "text",
+    default="{}",
+    callback=_read_input,
+    metavar="JSON|@FILE|-",
+    help="The arguments by name, as a JSON object; @FILE reads a file, - standard input.",
+)
+@click.option("--key", help="While an unfinished run has the key, start no other.")
+@click.option("--workspace", help="The workspace the run belongs to.")
+@click.option("--delay", type=_Duration(), help="Begin later: seconds, or 10m, 12h, 7d.")
+def start(
+    name: str,
+    text: str,
+    key: str | None,
+    workspace: str | None,
+    delay: timedelta | None,
+) -> None:
+    """Start a run of the workflow NAME and print its id."""
+    workflow = _importing_runtime().registry.latest(name)
+    try:
+        args, kwargs = workflow.codec.load_call(text)
+    except UndecodableValue as error:
+        raise click.BadParameter(str(error), param_hint="'--input'") from error
+
+    options = workflow.using(key=key, workspace=workspace, delay=delay)
+    handle = options.spawn(*args, **kwargs)
+    click.echo(handle.id)
+    if not handle.created:
+        click.echo(f"already started with the key {key!r}, and not finished", err=True)
+
+
+@workflows_group.command()
+@click.argument("run_id", metavar="ID")
+def cancel(run_id: str) -> None:
+    """Cancel a run, at once or before its next step."""
+    _print_run(current_runtime().workflows.cancel(run_id))
+
+
+@workflows_group.command()
+@click.argument("run_id", metavar="ID")
+def retry(run_id: str) -> None:
+    """Run a failed or cancelled run again from where it stopped."""
+    _print_run(_importing_runtime().workflows.retry(run_id))
+
+
+@workflows_group.command()
+@click.argument("run_id", metavar="ID")
+def wake(run_id: str) -> None:
+    """End a run's sleep now."""
+    _print_run(_importing_runtime().workflows.wake(run_id))
+
+
+def _print_run(run: Run) -> None:
+    click.echo(terminal.run_line(run))
+
+
+@workflows_group.command()
+@click.option(
+    "--older-than",
+    "days",
+    type=click.FloatRange(0, 36_500),
+    metavar="DAYS",
+    help="Age from which runs go; WORKFLOWS_PRUNE_AFTER_DAYS by default.",
+)
+@click.option("--dry-run", is_flag=True, help="Count them, and delete nothing.")
+def prune(days: float | None, dry_run: bool) -> None:
+    """Delete finished runs and their steps."""
+    runtime = current_runtime()
+    if days is None and runtime.config.prune_after_days == 0:
+        click.echo("WORKFLOWS_PRUNE_AFTER_DAYS is 0, so runs are kept", err=True)
+        return
+
+    older_than = None if days is None else timedelta(days=days)
+    count = runtime.workflows.prune(older_than, dry_run=dry_run)
+    click.echo(f"{phrases.several(count, 'run')} {'to delete' if dry_run else 'deleted'}")
+
+
+@workflows_group.command()
+@click.option("--directory", help="The migrations folder; Flask-Migrate's by default.")
+def install(directory: str | None) -> None:
+    """Copy the revisions that make the tables into the app's migrations."""
+    paths = revisions.install(directory)
+    for path in paths:
+        click.echo(f"made {path}")
+    click.echo("now run `flask db upgrade`" if paths else "nothing to do")
+
+
+# Shared ------------------------------------------------------------------------------------
+
+
+def _importing_runtime() -> Runtime:
+    """The runtime with every workflow registered. An error of an app's module comes through whole."""
+    runtime = current_runtime()
+    runtime.import_modules()
+    return runtime
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2))

@@ -192,9 +192,7 @@ def write_datetime(value: datetime) -> str:
         raise Refusal("has a time zone without an offset")
     # As RFC 9557 writes it. With the offset alone, a day added to the value that was
     # read would ignore the change to winter time.
-    return (
-        f"{written}[{zone.key}]" if isinstance(zone, ZoneInfo) and zone.key else written
-    )
+    return f"{written}[{zone.key}]" if isinstance(zone, ZoneInfo) and zone.key else written
 
 
 def read_datetime(written: str) -> datetime:
@@ -270,9 +268,7 @@ def enumeration(cls: type[enum.Enum]) -> Codec:
         return _call(cls, name, plain) if member is None else member
 
     kinds = frozenset(KINDS[kind] for kind, _ in members) or frozenset({"string"})
-    return Codec(
-        name=name, encode=encode, decode=decode, kinds=kinds, types=frozenset({cls})
-    )
+    return Codec(name=name, encode=encode, decode=decode, kinds=kinds, types=frozenset({cls}))
 
 
 def _member_plain(member: enum.Enum) -> str | int:
@@ -327,9 +323,7 @@ def _each_item(items: Iterable[Any], function: Callable[[Any], Any]) -> list[Any
     return out
 
 
-def _each_entry(
-    entries: Iterable[tuple[str, Any]], function: Callable[[Any], Any]
-) -> dict[str, Any]:
+def _each_entry(entries: Iterable[tuple[str, Any]], function: Callable[[Any], Any]) -> dict[str, Any]:
     out = {}
     key = ""
     try:
@@ -433,9 +427,7 @@ def keyed_dict(key: Codec, item: Codec) -> Codec:
     name = f"dict[{key.name}, {item.name}]"
     as_json = key.kinds != {"string"}
     if as_json and "string" in key.kinds:
-        raise AnnotationRefused(
-            f'`{name}`: the keys 1 and "1" would be one in JSON; use keys of one type'
-        )
+        raise AnnotationRefused(f'`{name}`: the keys 1 and "1" would be one in JSON; use keys of one type')
 
     def write_key(value: Any) -> Any:
         plain = key.encode(value)
@@ -580,9 +572,7 @@ class Fields:
     def check(self, present: Mapping[str, Any]) -> None:
         keys = present.keys()
         if missing := self.required - keys:
-            raise Refusal(
-                f"lacks {min(missing)!r}, for which {self.name} has no default"
-            )
+            raise Refusal(f"lacks {min(missing)!r}, for which {self.name} has no default")
         if unknown := keys - self.codecs.keys():
             name = min(map(str, unknown))
             raise Refusal(f"has {name!r}, which {self.name} does not know")
@@ -664,14 +654,10 @@ def pydantic_model(cls: Any) -> Codec:
 
     any_json = cls.__pydantic_root_model__
     kinds = frozenset(KINDS.values()) if any_json else frozenset({"object"})
-    return Codec(
-        name=name, encode=encode, decode=decode, kinds=kinds, types=frozenset({cls})
-    )
+    return Codec(name=name, encode=encode, decode=decode, kinds=kinds, types=frozenset({cls}))
 
 
-def promise(
-    name: str, built: list[Codec], kinds: Iterable[str], cls: type | None
-) -> Codec:
+def promise(name: str, built: list[Codec], kinds: Iterable[str], cls: type | None) -> Codec:
     """Return the codec that `built` will hold: that of a class inside itself."""
     return Codec(
         name=name,

@@ -147,9 +147,7 @@ class WorkflowsConfig:
                 raise ConfigError(f"{label} is {value!r}; write {accepted!r}")
             nearest = _nearest(field, value)
             if nearest != value:
-                raise ConfigError(
-                    f"{label} is {value!r}, out of range; the nearest allowed is {nearest!r}"
-                )
+                raise ConfigError(f"{label} is {value!r}, out of range; the nearest allowed is {nearest!r}")
 
 
 def _warn_of_unread(mapping: Mapping[str, Any]) -> None:
@@ -179,29 +177,21 @@ def _nearest(field: dataclasses.Field[Any], value: Any) -> Any:
 def _whole_number(key: str, value: Any) -> int:
     # bool is a subclass of int, and `WORKFLOWS_CONCURRENCY = True` is a mistake.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(
-            f"{key} is {value!r}; write a whole number, without quotes and without a fraction"
-        )
+        raise ConfigError(f"{key} is {value!r}; write a whole number, without quotes and without a fraction")
     return value
 
 
 def _flag(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ConfigError(
-            f"{key} is {value!r}; write True or False in Python, true or false in the environment"
-        )
+        raise ConfigError(f"{key} is {value!r}; write True or False in Python, true or false in the environment")
     return value
 
 
 def _text(key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ConfigError(
-            f"{key} is {value!r}; write text (in the environment, a number needs quotes: '\"7\"')"
-        )
+        raise ConfigError(f"{key} is {value!r}; write text (in the environment, a number needs quotes: '\"7\"')")
     if not value.strip():
-        raise ConfigError(
-            f"{key} is blank; write a name, or leave the key out for the default"
-        )
+        raise ConfigError(f"{key} is blank; write a name, or leave the key out for the default")
     return value
 
 
@@ -222,9 +212,7 @@ def _url_prefix(key: str, value: Any) -> str:
 def _choice(*options: str) -> Callable[[str, Any], str]:
     def read(key: str, value: Any) -> str:
         if value not in options:
-            raise ConfigError(
-                f"{key} is {value!r}; write {' or '.join(map(repr, options))}"
-            )
+            raise ConfigError(f"{key} is {value!r}; write {' or '.join(map(repr, options))}")
         return str(value)
 
     return read
@@ -237,30 +225,22 @@ def _time_of_day(key: str, value: Any) -> time:
     if not isinstance(value, time):
         raise ConfigError(f'{key} is {value!r}; write a time of day in UTC as "HH:MM"')
     if value.tzinfo is not None:
-        raise ConfigError(
-            f"{key} is {value!r}; leave the time zone out, the time is always UTC"
-        )
+        raise ConfigError(f"{key} is {value!r}; leave the time zone out, the time is always UTC")
     return value
 
 
 def _modules(key: str, value: Any) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) and value.strip() else value
     if not isinstance(names, list | tuple):
-        raise ConfigError(
-            f'{key} is {value!r}; write a list of module names: ["shop.billing.workflows"]'
-        )
+        raise ConfigError(f'{key} is {value!r}; write a list of module names: ["shop.billing.workflows"]')
 
     return tuple(_module(key, name) for name in names)
 
 
 def _module(key: str, value: Any) -> str:
     name = value.strip() if isinstance(value, str) else value
-    if not isinstance(name, str) or not all(
-        part.isidentifier() for part in name.split(".")
-    ):
-        raise ConfigError(
-            f"{key} holds {value!r}; write a module's name with dots, such as 'shop.billing.workflows'"
-        )
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{key} holds {value!r}; write a module's name with dots, such as 'shop.billing.workflows'")
     return name
 
 

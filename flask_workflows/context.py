@@ -53,25 +53,23 @@ R = TypeVar("R")
 #: A step whose transaction lost against a rival is run again at once, at most this often.
 CONFLICT_RETRIES = 20
 
-_current: ContextVar[WorkflowContext | None] = ContextVar(
-    "flask_workflows_context", default=None
-)
+_current: ContextVar[WorkflowContext] = ContextVar("flask_workflows_context")
 
 #: The context of the run executed here, falsy outside one.
 current_run: WorkflowContext = LocalProxy(
-    _current, unbound_message="no workflow runs here"
+    _current, unbound_message="no workflow runs here: current_run is for workflows and steps"
 )  # type: ignore[assignment]
 
 
 def outside_steps() -> WorkflowContext | None:
     """The current context, null outside a run and inside a step."""
-    running = _current.get()
+    running = _current.get(None)
     return None if running is None or running._step is not None else running
 
 
 def current_labels() -> tuple[str | None, str | None]:
     """Run id and step key of what runs here, for log records."""
-    running = _current.get()
+    running = _current.get(None)
     return (None, None) if running is None else (running.run_id, running._step)
 
 
@@ -94,9 +92,7 @@ def takes_context(function: Callable[..., Any]) -> bool:
 class WorkflowContext:
     """The run that is executed, for its body and its steps."""
 
-    def __init__(
-        self, runtime: Runtime, execution: Execution, strict: bool = True
-    ) -> None:
+    def __init__(self, runtime: Runtime, execution: Execution, strict: bool = True) -> None:
         self._runtime = runtime
         self._execution = execution
         self._run = execution.run
@@ -106,12 +102,12 @@ class WorkflowContext:
     @staticmethod
     def current() -> WorkflowContext | None:
         """The context of the run executed here, null outside one."""
-        return _current.get()
+        return _current.get(None)
 
     @staticmethod
     def is_active() -> bool:
         """Whether a run is executed here."""
-        return _current.get() is not None
+        return _current.get(None) is not None
 
     # Facts ---------------------------------------------------------------------------------
 
@@ -192,11 +188,7 @@ class WorkflowContext:
     def check_cancelled(self) -> None:
         """End the run here if it is to be cancelled; meant for long steps. Asks the database once a second."""
         execution = self._execution
-        if (
-            not execution.cancel_requested
-            and execution.interrupt is None
-            and self._ticks() - self._looked >= 1_000
-        ):
+        if not execution.cancel_requested and execution.interrupt is None and self._ticks() - self._looked >= 1_000:
             execution.look()
             self._looked = self._ticks()
         if execution.interrupt is not None:
@@ -231,9 +223,7 @@ class WorkflowContext:
 
     # Sleeping ------------------------------------------------------------------------------
 
-    def _sleep(
-        self, input: str, *, due_in: int | None = None, due_at: int | None = None
-    ) -> None:
+    def _sleep(self, input: str, *, due_in: int | None = None, due_at: int | None = None) -> None:
         execution = self._execution
         call = self._call("$sleep", input)
         stored = call.stored
@@ -273,16 +263,12 @@ class WorkflowContext:
         due_in: int | None = None,
     ) -> NoReturn:
         execution = self._execution
-        change = Change(
-            status, attempts=execution.attempts, due_at=due_at, due_in=due_in
-        )
+        change = Change(status, attempts=execution.attempts, due_at=due_at, due_in=due_in)
         execution.suspend(change, write)
 
     # Steps ---------------------------------------------------------------------------------
 
-    def call_step(
-        self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer the recorded result of the body's next call, or run it."""
         limit = self._runtime.config.max_payload_bytes
         self._here(f"step {step.name!r}")
@@ -327,9 +313,7 @@ class WorkflowContext:
             try:
                 execution.begin_step(running, started)
                 output = self._execute(step, call.key, args, kwargs)
-                self._store(
-                    step, running._replace(status="completed", output=output), started
-                )
+                self._store(step, running._replace(status="completed", output=output), started)
                 return step.codec.result.load(output, where=step.where)
             except Interrupt:
                 raise
@@ -363,17 +347,13 @@ class WorkflowContext:
                     '(WORKFLOWS_STORE="memory" or sqlite://): use a database file or server'
                 )
             runtime.sessions.guard()
-        function = (
-            runtime.app.ensure_sync(step.function) if step.is_async else step.function
-        )
+        function = runtime.app.ensure_sync(step.function) if step.is_async else step.function
         self._step = key
         try:
             value = function(*args, **kwargs)
         finally:
             self._step = None
-        return step.codec.result.dump(
-            value, where=step.where, max_bytes=runtime.config.max_payload_bytes
-        )
+        return step.codec.result.dump(value, where=step.where, max_bytes=runtime.config.max_payload_bytes)
 
     def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
         """Commit the session's writes with the record, or hold the record where there are none."""
@@ -382,9 +362,7 @@ class WorkflowContext:
             return
         sessions = self._runtime.sessions
         self._execution.record_with(
-            lambda record: sessions.commit_step(
-                record, transactional=step.transactional
-            ),
+            lambda record: sessions.commit_step(record, transactional=step.transactional),
             write,
             started,
         )
@@ -393,22 +371,14 @@ class WorkflowContext:
         """Whether a rival's transaction won over the step's own, which left nothing behind."""
         cause = getattr(error, "orig", None)
         ours = step.transactional or self._execution.committing
-        return (
-            cause is not None
-            and ours
-            and self._runtime.store.dialect.is_conflict(cause)
-        )
+        return cause is not None and ours and self._runtime.store.dialect.is_conflict(cause)
 
     def _pause(self, repetition: int) -> None:
-        self._runtime.store.giving_up.wait(
-            min(0.01 * 2**repetition, 1.0) * random.uniform(0.5, 1.5)
-        )
+        self._runtime.store.giving_up.wait(min(0.01 * 2**repetition, 1.0) * random.uniform(0.5, 1.5))
 
     def _stored_after_all(self, key: str, error: BaseException) -> bool:
         """Whether a commit whose reply was lost did happen."""
-        if not self._execution.committing or not getattr(
-            error, "connection_invalidated", False
-        ):
+        if not self._execution.committing or not getattr(error, "connection_invalidated", False):
             return False
         found = self._runtime.store.find_step(self.run_id, key)
         if found is None or found[0] != "completed":
@@ -437,14 +407,8 @@ class WorkflowContext:
                 raise self._recorded(rebuilt) from error
 
         refused = isinstance(error, ValueRefused | TransactionalRefused)
-        described = failures.describe(
-            error, "value" if refused else "step", step=running.key
-        )
-        delay = (
-            None
-            if refused
-            else self._runtime.retry_of(step).delay_ms(error, running.attempts)
-        )
+        described = failures.describe(error, "value" if refused else "step", step=running.key)
+        delay = None if refused else self._runtime.retry_of(step).delay_ms(error, running.attempts)
         if delay is None:
             self._end_failed(running, described, started)
             self._runtime.step_failed(self._run, running.key, described)
@@ -469,16 +433,10 @@ class WorkflowContext:
         )
         self._suspend("sleeping", write, due_in=delay)
 
-    def _end_failed(
-        self, running: StepWrite, described: dict[str, Any], started: float
-    ) -> None:
-        self._execution.record(
-            running._replace(status="failed", error=failures.dumps(described)), started
-        )
+    def _end_failed(self, running: StepWrite, described: dict[str, Any], started: float) -> None:
+        self._execution.record(running._replace(status="failed", error=failures.dumps(described)), started)
 
-    def _error_of(
-        self, step: Step[Any, Any], key: str, stored: StoredStep
-    ) -> BaseException:
+    def _error_of(self, step: Step[Any, Any], key: str, stored: StoredStep) -> BaseException:
         """The error a recorded failure ended with, the same as when it happened."""
         described: dict[str, Any] = json.loads(stored.error or "{}")
         if described.get("kind") == "business":
@@ -498,9 +456,7 @@ class WorkflowContext:
         what = f"ctx.{name.lstrip('$').partition(':')[0]}()"
         self._here(what)
         if self._step is not None:
-            raise MisplacedCall(
-                f"{what} was called inside the step {self._step!r}: call it in the workflow's body"
-            )
+            raise MisplacedCall(f"{what} was called inside the step {self._step!r}: call it in the workflow's body")
         return self._execution.call(name, input)
 
     def _here(self, what: str) -> None:
@@ -543,17 +499,11 @@ def _attempts_before(stored: StoredStep | None) -> tuple[int, list[dict[str, Any
     if stored is None:
         return 0, []
     earlier = json.loads(stored.earlier) if stored.earlier else []
-    return (
-        stored.attempts - 1 if stored.status == "running" else stored.attempts
-    ), earlier
+    return (stored.attempts - 1 if stored.status == "running" else stored.attempts), earlier
 
 
 def _dump_earlier(earlier: list[dict[str, Any]]) -> str | None:
-    return (
-        json.dumps(earlier, ensure_ascii=False, separators=(",", ":"))
-        if earlier
-        else None
-    )
+    return json.dumps(earlier, ensure_ascii=False, separators=(",", ":")) if earlier else None
 
 
 __all__ = ["StepFailed", "WorkflowContext", "current_run"]

@@ -36,11 +36,7 @@ R = TypeVar("R")
 def place_of(function: Callable[..., Any]) -> str:
     """`file:line` of a function, for messages."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return (
-        f"{code.co_filename}:{code.co_firstlineno}"
-        if code is not None
-        else repr(function)
-    )
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
@@ -67,15 +63,11 @@ class Step(Generic[P, R]):
         if not callable(function):
             raise DefinitionError(f"@step needs a function, not {function!r}")
         if retry is not None and not isinstance(retry, Retry):
-            raise DefinitionError(
-                f"the step at {place} has retry={retry!r}: write retry=Retry(attempts=…)"
-            )
+            raise DefinitionError(f"the step at {place} has retry={retry!r}: write retry=Retry(attempts=…)")
         functools.update_wrapper(self, function)
         self.function = function
         self.place = place
-        self.name = check_step_name(
-            name if name is not None else getattr(function, "__name__", None), place
-        )
+        self.name = check_step_name(name if name is not None else getattr(function, "__name__", None), place)
         self.retry = retry if retry is not None else Retry()
         self.raises = _exceptions(raises, place)
         self.transactional = transactional
@@ -89,10 +81,9 @@ class Step(Generic[P, R]):
             return self.function(*args, **kwargs)
         return running.call_step(self, args, kwargs)  # type: ignore[no-any-return]
 
-    def __get__(
-        self, instance: object, owner: type | None = None
-    ) -> Callable[..., Any]:
-        return self if instance is None else functools.partial(self, instance)
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        call: Callable[..., Any] = self
+        return call if instance is None else functools.partial(call, instance)
 
     def __repr__(self) -> str:
         return f"<step {self.name!r} at {self.place}>"
@@ -128,15 +119,11 @@ class Workflow(Generic[P, R]):
         functools.update_wrapper(self, function)
         self.function = function
         self.place = place
-        self.name = check_workflow_name(
-            name if name is not None else getattr(function, "__name__", None), place
-        )
+        self.name = check_workflow_name(name if name is not None else getattr(function, "__name__", None), place)
         self.version = version
         self.min_version = version if min_version is None else min_version
         _check_versions(self.version, self.min_version, place)
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(
-            function
-        ):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise DefinitionError(
                 f"the workflow {self.name!r} at {place} is async: write a plain def; its steps may be async"
             )
@@ -190,9 +177,7 @@ class Workflow(Generic[P, R]):
         """
         options = StartOptions(
             key=None if key is None else check_label(key, "key"),
-            workspace=""
-            if workspace is None
-            else check_label(_text(workspace), "workspace"),
+            workspace="" if workspace is None else check_label(_text(workspace), "workspace"),
             delay_ms=None if delay is None else to_ms(delay, what="the delay"),
         )
         return Start(self, options, self._workflows)
@@ -217,9 +202,7 @@ class Start(Generic[P, R]):
     def start_many(self, inputs: Iterable[Mapping[str, Any]]) -> list[Handle[R]]:
         """As `Workflow.start_many`; one key for several runs would start only one, so it is refused."""
         if self.options.key is not None:
-            raise DefinitionError(
-                "start_many() takes no key: with one key there can be only one run"
-            )
+            raise DefinitionError("start_many() takes no key: with one key there can be only one run")
         return self._workflows._start_many(self.workflow, self.options, inputs)
 
     def using(self, **changes: Any) -> Start[P, R]:
@@ -228,9 +211,7 @@ class Start(Generic[P, R]):
         kept = {name: getattr(given, _FIELDS[name]) for name in changes}
         return replace(
             self,
-            options=replace(
-                self.options, **{_FIELDS[name]: value for name, value in kept.items()}
-            ),
+            options=replace(self.options, **{_FIELDS[name]: value for name, value in kept.items()}),
         )
 
 
@@ -238,9 +219,7 @@ _FIELDS = {"key": "key", "workspace": "workspace", "delay": "delay_ms"}
 
 
 def _text(value: object) -> object:
-    return (
-        str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    )
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _first_line(function: Callable[..., Any]) -> str:
@@ -250,14 +229,8 @@ def _first_line(function: Callable[..., Any]) -> str:
 
 def _check_versions(version: object, min_version: object, place: str) -> None:
     for what, value in (("version", version), ("min_version", min_version)):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int)
-            or not 1 <= value <= 2**31 - 1
-        ):
-            raise DefinitionError(
-                f"the workflow at {place} has {what}={value!r}: write a whole number from 1"
-            )
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31 - 1:
+            raise DefinitionError(f"the workflow at {place} has {what}={value!r}: write a whole number from 1")
     assert isinstance(version, int)
     assert isinstance(min_version, int)
     if min_version > version:
@@ -271,7 +244,5 @@ def _exceptions(raises: object, place: str) -> tuple[type[BaseException], ...]:
     classes = raises if isinstance(raises, tuple) else (raises,)
     for item in classes:
         if not (isinstance(item, type) and issubclass(item, Exception)):
-            raise DefinitionError(
-                f"the step at {place} has raises={item!r}: write exception classes"
-            )
+            raise DefinitionError(f"the step at {place} has raises={item!r}: write exception classes")
     return classes

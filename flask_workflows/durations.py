@@ -34,9 +34,7 @@ def to_ms(value: timedelta | float, *, what: str) -> int:
 def instant_ms(value: datetime, *, what: str) -> int:
     """Return an instant as Unix milliseconds, rounded up; raise `InvalidInstant` unless it is an aware datetime."""
     if not isinstance(value, datetime):
-        raise InvalidInstant(
-            f"{what} must be a datetime with a time zone, not {type(value).__name__}"
-        )
+        raise InvalidInstant(f"{what} must be a datetime with a time zone, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise InvalidInstant(
             f"{what} must have a time zone: datetime.now(UTC), or .replace(tzinfo=ZoneInfo('Europe/Berlin'))"
@@ -52,9 +50,7 @@ def from_ms(ms: int) -> datetime:
 def _of_seconds(value: float, what: str) -> timedelta:
     # The annotation does not stop a caller without a type checker; True would be a second.
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidDuration(
-            f"{what} must be a timedelta or a number of seconds, not {type(value).__name__}"
-        )
+        raise InvalidDuration(f"{what} must be a timedelta or a number of seconds, not {type(value).__name__}")
     if not (isinstance(value, int) or math.isfinite(value)):
         raise InvalidDuration(f"{what} must be a finite number of seconds, not {value}")
     try:

@@ -101,9 +101,7 @@ class Engine:
             return _failed(run, _lost(execution), attempts=run.attempts)
         workflow = self._runtime.registry.resume(run.workflow, run.version)
         if workflow is None:
-            error = NotRegistered(
-                f"no code for {run.workflow!r} version {run.version} is registered here"
-            )
+            error = NotRegistered(f"no code for {run.workflow!r} version {run.version} is registered here")
             return _failed(run, failures.describe(error, "body", frames=False))
         try:
             args, kwargs = workflow.codec.load_call(run.input, where=workflow.where)
@@ -119,20 +117,16 @@ class Engine:
         kwargs: dict[str, Any],
     ) -> Outcome:
         context = WorkflowContext(self._runtime, execution)
-        _current.set(context)
+        token = _current.set(context)
         try:
-            value = workflow.function(
-                *((context,) if workflow.takes_context else ()), *args, **kwargs
-            )
+            value = workflow.function(*((context,) if workflow.takes_context else ()), *args, **kwargs)
         except BaseException as error:
             return self._left(execution, error)
         finally:
-            _current.set(None)
+            _current.reset(token)
         return self._returned(execution, workflow, value)
 
-    def _returned(
-        self, execution: Execution, workflow: Workflow[Any, Any], value: Any
-    ) -> Outcome:
+    def _returned(self, execution: Execution, workflow: Workflow[Any, Any], value: Any) -> Outcome:
         """The body came to its end; if it was stopped before, that still holds."""
         if execution.interrupt is not None:
             _warn_swallowed(execution)
@@ -147,9 +141,7 @@ class Engine:
                     "put the write into a step"
                 )
             limit = self._runtime.config.max_payload_bytes
-            output = workflow.codec.result.dump(
-                value, where=workflow.where, max_bytes=limit
-            )
+            output = workflow.codec.result.dump(value, where=workflow.where, max_bytes=limit)
         except ValueRefused as error:
             return _failed(
                 execution.run,
@@ -158,11 +150,7 @@ class Engine:
             )
         except WorkflowsError as error:
             return self._raised(execution, error)
-        return Outcome(
-            Change(
-                "completed", output=output, attempts=execution.attempts, finished=True
-            )
-        )
+        return Outcome(Change("completed", output=output, attempts=execution.attempts, finished=True))
 
     def _left(self, execution: Execution, error: BaseException) -> Outcome:
         """The body was left by an exception: one of ours, one that hides ours, or one of its own."""
@@ -178,25 +166,15 @@ class Engine:
         if isinstance(interrupt, Cancelling):
             return Outcome(Change("cancelled", finished=True))
         if isinstance(interrupt, Broken):
-            self._runtime.store.complain(
-                f"run {execution.run.id} was left to its lease", interrupt.error
-            )
+            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", interrupt.error)
         return NOTHING
 
     def _raised(self, execution: Execution, error: BaseException) -> Outcome:
         """An error of the body's own: another attempt if one is left, unless it stems from a recorded failure."""
         run, used = execution.run, execution.attempts + 1
         final = any(error is recorded for recorded in execution.recorded_errors)
-        kind = (
-            "nondeterminism"
-            if isinstance(error, NonDeterminismError)
-            else "step"
-            if final
-            else "body"
-        )
-        described = failures.describe(
-            error, kind, step=getattr(error, "step", None) if final else None
-        )
+        kind = "nondeterminism" if isinstance(error, NonDeterminismError) else "step" if final else "body"
+        described = failures.describe(error, kind, step=getattr(error, "step", None) if final else None)
         if final or used >= run.max_attempts:
             return _failed(run, described, attempts=used)
         delay = used * self._runtime.config.retry_backoff_secs * 1000
@@ -227,14 +205,10 @@ class Engine:
                 execution.run.id,
             )
         except Exception as error:
-            self._runtime.store.complain(
-                f"run {execution.run.id} was left to its lease", error
-            )
+            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", error)
         return None
 
-    def _tell(
-        self, execution: Execution, outcome: Outcome, status: str, worker: str
-    ) -> None:
+    def _tell(self, execution: Execution, outcome: Outcome, status: str, worker: str) -> None:
         """One log line, and the signal, once the outcome is committed."""
         run = execution.run
         duration = (execution.store.ticks() - execution.began) / 1000
@@ -258,9 +232,7 @@ class Engine:
         )
 
 
-def _failed(
-    run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None
-) -> Outcome:
+def _failed(run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None) -> Outcome:
     used = run.attempts + 1 if attempts is None else attempts
     change = Change(
         "failed",
@@ -297,9 +269,7 @@ def _warn_swallowed(execution: Execution) -> None:
             execution.run.id,
             execution.run.workflow,
             type(execution.interrupt).__name__,
-            execution.interrupt.change.status
-            if isinstance(execution.interrupt, Suspended)
-            else "cancelled",
+            execution.interrupt.change.status if isinstance(execution.interrupt, Suspended) else "cancelled",
         )
 
 

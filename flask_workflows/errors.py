@@ -166,9 +166,7 @@ class StepFailed(WorkflowsError):
     """A step failed for good: every attempt it had is used up, or its error is not retried."""
 
     def __init__(self, step: str, attempts: int, message: str, error_type: str) -> None:
-        super().__init__(
-            f"step {step!r} failed after {attempts} attempt(s): {error_type}: {message}"
-        )
+        super().__init__(f"step {step!r} failed after {attempts} attempt(s): {error_type}: {message}")
         self.step = step
         self.attempts = attempts
         self.message = message

@@ -57,9 +57,7 @@ class InFlight(NamedTuple):
 class Execution:
     """The run under the epoch it was claimed with. Only the thread that made it may call its body-side methods."""
 
-    def __init__(
-        self, store: Store, run: ClaimedRun, stored: list[StoredStep], *, strict: bool
-    ) -> None:
+    def __init__(self, store: Store, run: ClaimedRun, stored: list[StoredStep], *, strict: bool) -> None:
         self.store = store
         self.run = run
         self.history = History(stored, strict=strict)
@@ -79,9 +77,7 @@ class Execution:
         self.renewed = self.began
         #: Whether a step's transaction is being committed, so that an error may come from the commit.
         self.committing = False
-        self._touched = (
-            run.status == "running" and run.attempts == 0 and run.losses == 0
-        )
+        self._touched = run.status == "running" and run.attempts == 0 and run.losses == 0
         self._heard = self.began
         self._lock = Lock()
         self._held: Held | None = None
@@ -172,12 +168,8 @@ class Execution:
             if connection is None:
                 fenced = self.store.record(*ours, [timed], touch=not self._touched)
             else:
-                fenced = self.store.record_in(
-                    connection, *ours, timed, touch=not self._touched
-                )
-            self.cancel_requested = (
-                self.cancel_requested or fenced.cancel_requested_at is not None
-            )
+                fenced = self.store.record_in(connection, *ours, timed, touch=not self._touched)
+            self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
             return fenced.isolation
 
         with self._lock:
@@ -234,9 +226,9 @@ class Execution:
             writes = [self._timed(self._held)] if self._held is not None else []
             if write is not None:
                 writes.append(write)
-            settled = self.settled = self.store.settle(
-                self.run.id, self.run.epoch, change, writes
-            )
+            settled = self.settled = self.store.settle(self.run.id, self.run.epoch, change, writes)
+            if settled:
+                self._held = None
             return settled
 
     # The lease thread's side -----------------------------------------------------------------
@@ -246,11 +238,7 @@ class Execution:
         now = self.store.ticks()
         held, flying = self._held, self._in_flight
         late = held is not None and now - held.finished >= HOLD_MS
-        long = (
-            flying is not None
-            and not flying.shown
-            and now - flying.started >= SHOW_RUNNING_MS
-        )
+        long = flying is not None and not flying.shown and now - flying.started >= SHOW_RUNNING_MS
         if not (late or long) or not self._lock.acquire(blocking=False):
             return
         try:
@@ -268,9 +256,7 @@ class Execution:
         if self.interrupt is not None or self.settled:
             return False
         age = self.store.ticks() - self.renewed
-        return age >= after_ms or (
-            self.run.status == "pending" and not self._touched and age >= HOLD_MS
-        )
+        return age >= after_ms or (self.run.status == "pending" and not self._touched and age >= HOLD_MS)
 
     def ours(self) -> bool:
         """Whether nothing ended the execution yet."""
@@ -278,9 +264,7 @@ class Execution:
 
     def heard(self, cancel_requested: bool) -> None:
         """The lease was renewed, which also shows the run as running."""
-        self._touched = self._touched or (
-            self.run.attempts == 0 and self.run.losses == 0
-        )
+        self._touched = self._touched or (self.run.attempts == 0 and self.run.losses == 0)
         self.renewed = self._heard = self.store.ticks()
         self.cancel_requested = self.cancel_requested or cancel_requested
 
@@ -306,28 +290,20 @@ class Execution:
         held = self._held
         if held is None or self.interrupt is not None:
             return
-        fenced = self.store.record(
-            self.run.id, self.run.epoch, [self._timed(held)], touch=not self._touched
-        )
+        fenced = self.store.record(self.run.id, self.run.epoch, [self._timed(held)], touch=not self._touched)
         self._held = None
         self._touched = True
         self._heard = self.store.ticks()
-        self.cancel_requested = (
-            self.cancel_requested or fenced.cancel_requested_at is not None
-        )
+        self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
 
     def _show(self) -> None:
         flying = self._in_flight
         if flying is None or self.interrupt is not None:
             return
-        write = flying.write._replace(
-            started_ago=int(self.store.ticks() - flying.started)
-        )
+        write = flying.write._replace(started_ago=int(self.store.ticks() - flying.started))
         self.store.record(self.run.id, self.run.epoch, [write], touch=False)
         self._in_flight = flying._replace(shown=True)
 
     def _timed(self, held: Held) -> StepWrite:
         now = self.store.ticks()
-        return held.write._replace(
-            started_ago=int(now - held.started), finished_ago=int(now - held.finished)
-        )
+        return held.write._replace(started_ago=int(now - held.started), finished_ago=int(now - held.finished))

@@ -97,9 +97,7 @@ class Surroundings:
     names: Mapping[str, Worker] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "names", {worker.id: worker for worker in self.workers}
-        )
+        object.__setattr__(self, "names", {worker.id: worker for worker in self.workers})
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +259,7 @@ def _nobody(run: Run, around: Surroundings) -> Text | None:
     serving = [worker for worker in workers if worker.serves(run.queue)]
     if not serving:
         return ("no live worker serves queue ", Name(run.queue))
-    ranges = [
-        versions for worker in serving for versions in worker.versions(run.workflow)
-    ]
+    ranges = [versions for worker in serving for versions in worker.versions(run.workflow)]
     if not ranges:
         return ("no live worker knows ", Name(run.workflow))
     if not in_ranges(run.version, ranges):
@@ -370,9 +366,7 @@ def _why_pending(run: Run, around: Surroundings) -> Why:
 
 def _able(run: Run, around: Surroundings) -> Text:
     able = sum(worker.can_run(run) for worker in around.workers)
-    return (
-        f"{phrases.several(able, 'live worker')} can take it, as soon as a thread is free.",
-    )
+    return (f"{phrases.several(able, 'live worker')} can take it, as soon as a thread is free.",)
 
 
 def _why_nobody(run: Run, around: Surroundings) -> Why | None:
@@ -383,9 +377,7 @@ def _why_nobody(run: Run, around: Surroundings) -> Why | None:
     if _is_orphan(run, around):
         return Why(
             ("No workflow named ", Name(run.workflow), " is in this app's code."),
-            (
-                "It waits until a worker has it. If it was renamed or removed, cancel the run.",
-            ),
+            ("It waits until a worker has it. If it was renamed or removed, cancel the run.",),
         )
 
     due: Text = () if run.due_at is None else ("Due ", Instant(run.due_at, "ago"), ".")
@@ -401,9 +393,7 @@ def _why_nobody(run: Run, around: Surroundings) -> Why | None:
             _sentences(start, due),
         )
 
-    ranges = [
-        versions for worker in serving for versions in worker.versions(run.workflow)
-    ]
+    ranges = [versions for worker in serving for versions in worker.versions(run.workflow)]
     if not ranges:
         start = (
             "Start one whose ",
@@ -443,9 +433,7 @@ def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
         over: Text = ("Any live worker takes it over at its next look.",)
         if nobody is not None:
             over = ("Nobody can take it over: ", *nobody, ".")
-        again: Text = (
-            () if step is None else (*_capital(_numbered(step)), ", then starts again.")
-        )
+        again: Text = () if step is None else (*_capital(_numbered(step)), ", then starts again.")
         headline: Text = (
             "Its worker does not answer; the lease ran out ",
             Instant(run.due_at, "ago"),
@@ -454,43 +442,22 @@ def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
         return Why(headline, _sentences(over, again, _losses(run)))
 
     on: Text = ("on ", *_worker(run, around), ".")
-    lease: Text = ()
-    if run.due_at is not None:
-        lease = (
-            "The lease, renewed while the worker lives, would run out ",
-            Instant(run.due_at, "in"),
-            ".",
-        )
     if step is None:
-        return Why(("Running ", *on), _sentences(lease, _losses(run)))
-
-    since: Text = (
-        ()
-        if step.started_at is None
-        else ("for ", Instant(step.started_at, "for"), " ")
-    )
-    return Why(
-        (*_capital(_numbered(step)), ", runs ", *since, *on),
-        _sentences(lease, _losses(run)),
-    )
+        return Why(("Running ", *on), _losses(run))
+    since: Text = () if step.started_at is None else ("for ", Instant(step.started_at, "for"), " ")
+    return Why((*_capital(_numbered(step)), ", runs ", *since, *on), _losses(run))
 
 
 def _why_cancelling(run: Run, step: Step | None, around: Surroundings) -> Why:
     asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
-    more: Text = (
-        () if step is None else (*_capital(_numbered(step)), ", finishes first.")
-    )
+    more: Text = () if step is None else (*_capital(_numbered(step)), ", finishes first.")
     if _late(run, around):
         more = ("Its worker does not answer; the next one ends the run.",)
-    return Why(
-        ("Cancelling was asked for ", asked, "; the run stops at its next step."), more
-    )
+    return Why(("Cancelling was asked for ", asked, "; the run stops at its next step."), more)
 
 
 def _why_retrying(run: Run, step: Step | None, around: Surroundings) -> Why:
-    following: Text = (
-        () if run.due_at is None else ("Next try ", Instant(run.due_at, "in"), ".")
-    )
+    following: Text = () if run.due_at is None else ("Next try ", Instant(run.due_at, "in"), ".")
     overdue: Text = ()
     if _late(run, around):
         following = ("The next try is due.",)
@@ -534,11 +501,7 @@ def _why_sleeping(run: Run, step: Step | None, around: Surroundings) -> Why:
 
 def _overdue(run: Run, around: Surroundings) -> Text:
     nobody = _why_nobody(run, around)
-    return (
-        _able(run, around)
-        if nobody is None
-        else _sentences(nobody.headline, nobody.more)
-    )
+    return _able(run, around) if nobody is None else _sentences(nobody.headline, nobody.more)
 
 
 def _why_waiting(run: Run, step: Step | None, around: Surroundings) -> Why:
@@ -548,9 +511,7 @@ def _why_waiting(run: Run, step: Step | None, around: Surroundings) -> Why:
 
     ends: Text = ("It waits for good.",)
     if run.due_at is not None and _late(run, around):
-        ends = _sentences(
-            ("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around)
-        )
+        ends = _sentences(("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
     elif run.due_at is not None:
         ends = (
             "At most until ",
@@ -577,11 +538,7 @@ def _why_failed(run: Run, failed: Step | None) -> Why:
             _sentences((message,), mend),
         )
     if error.step is None:
-        used: Text = (
-            (f"{run.attempts} of {run.max_attempts} attempts used.",)
-            if run.attempts
-            else ()
-        )
+        used: Text = (f"{run.attempts} of {run.max_attempts} attempts used.",) if run.attempts else ()
         return Why((f"Failed: {message}",), used)
 
     tries: Text = ()
@@ -630,6 +587,4 @@ def _sentences(*texts: Text) -> Text:
 
 def _capital(text: Text) -> Text:
     first = text[0]
-    return (
-        (first[:1].upper() + first[1:], *text[1:]) if isinstance(first, str) else text
-    )
+    return (first[:1].upper() + first[1:], *text[1:]) if isinstance(first, str) else text

@@ -84,9 +84,7 @@ class Workflows:
         if app is not None:
             self.init_app(app, db)
 
-    def init_app(
-        self, app: Flask, db: Any = None, *, authorize: Authorize | None = None
-    ) -> None:
+    def init_app(self, app: Flask, db: Any = None, *, authorize: Authorize | None = None) -> None:
         """Register tables, pages and commands on an app. Raises `SetupError` when that was done before."""
         if EXTENSION in app.extensions:
             raise SetupError(
@@ -105,11 +103,7 @@ class Workflows:
 
     def _mirror_tables(self, runtime: Runtime) -> None:
         """Make the tables known to the app's metadata, so that create_all() and autogenerate see them."""
-        db = (
-            runtime._db
-            if runtime._db is not None
-            else runtime.app.extensions.get("sqlalchemy")
-        )
+        db = runtime._db if runtime._db is not None else runtime.app.extensions.get("sqlalchemy")
         if db is None or runtime.config.store == "memory":
             return
         if db.metadata.schema is not None:
@@ -161,9 +155,7 @@ class Workflows:
         return declare if function is None else declare(function)
 
     @overload
-    def workflow(
-        self, function: Callable[Concatenate[WorkflowContext, P], R], /
-    ) -> Workflow[P, R]: ...
+    def workflow(self, function: Callable[Concatenate[WorkflowContext, P], R], /) -> Workflow[P, R]: ...
 
     @overload
     def workflow(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
@@ -218,9 +210,7 @@ class Workflows:
 
         Raises `NotRegistered` for an unknown name.
         """
-        known: Workflow[Any, Any] = (
-            self.registry.latest(workflow) if isinstance(workflow, str) else workflow
-        )
+        known: Workflow[Any, Any] = self.registry.latest(workflow) if isinstance(workflow, str) else workflow
         options = known.using(key=key, workspace=workspace, delay=delay).options
         return self._start_call(known, options, (), dict(input or {}))
 
@@ -235,9 +225,7 @@ class Workflows:
         delay: timedelta | float | None = None,
     ) -> Handle[R]:
         """As `start`, in a transaction of its own, committed at once."""
-        known: Workflow[Any, Any] = (
-            self.registry.latest(workflow) if isinstance(workflow, str) else workflow
-        )
+        known: Workflow[Any, Any] = self.registry.latest(workflow) if isinstance(workflow, str) else workflow
         options = known.using(key=key, workspace=workspace, delay=delay).options
         return self._spawn_call(known, options, (), dict(input or {}))
 
@@ -254,9 +242,7 @@ class Workflows:
         if running is not None:
             run_id, created = running.start_run(new_run)
             return Handle(run_id, created, runtime, workflow.codec.result)
-        return self._handle(
-            runtime, workflow, new_run, runtime.sessions.start([new_run])
-        )
+        return self._handle(runtime, workflow, new_run, runtime.sessions.start([new_run]))
 
     def _spawn_call(
         self,
@@ -283,17 +269,10 @@ class Workflows:
         runtime = current_runtime()
         running = outside_steps()
         if running is not None:
-            return [
-                self._start_call(workflow, options, (), dict(input)) for input in inputs
-            ]
-        new_runs = [
-            self._new_run(runtime, workflow, options, (), dict(input))
-            for input in inputs
-        ]
+            return [self._start_call(workflow, options, (), dict(input)) for input in inputs]
+        new_runs = [self._new_run(runtime, workflow, options, (), dict(input)) for input in inputs]
         holders = runtime.sessions.start(new_runs) if new_runs else {}
-        return [
-            self._handle(runtime, workflow, new_run, holders) for new_run in new_runs
-        ]
+        return [self._handle(runtime, workflow, new_run, holders) for new_run in new_runs]
 
     def _new_run(
         self,
@@ -311,9 +290,7 @@ class Workflows:
             queue=workflow.queue or config.queue,
             workspace=options.workspace,
             key=options.key,
-            input=workflow.codec.dump_call(
-                args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes
-            ),
+            input=workflow.codec.dump_call(args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes),
             max_attempts=config.max_attempts,
             delay_ms=options.delay_ms,
         )
@@ -335,9 +312,7 @@ class Workflows:
         runtime = current_runtime()
         run = service.get(runtime, run_id)
         workflow = self.registry.resume(run.workflow, run.version)
-        return Handle(
-            run_id, False, runtime, None if workflow is None else workflow.codec.result
-        )
+        return Handle(run_id, False, runtime, None if workflow is None else workflow.codec.result)
 
     def get(self, run_id: str) -> Run:
         """The run. Raises `RunNotFound`."""
@@ -353,9 +328,7 @@ class Workflows:
 
     def page(self, query: RunQuery | None = None) -> Page:
         """As `runs`, with the cursors of the pages before and after."""
-        return service.page(
-            current_runtime(), query if query is not None else RunQuery()
-        )
+        return service.page(current_runtime(), query if query is not None else RunQuery())
 
     def cancel(self, run_id: str, *, epoch: int | None = None) -> Run:
         """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`."""
@@ -369,9 +342,7 @@ class Workflows:
         """End a run's sleep now. Raises `RunNotSleeping`, `RunFinished`, `RunNotFound`, `RunChanged`."""
         return service.wake(current_runtime(), run_id, epoch)
 
-    def prune(
-        self, older_than: timedelta | None = None, *, dry_run: bool = False
-    ) -> int:
+    def prune(self, older_than: timedelta | None = None, *, dry_run: bool = False) -> int:
         """Delete runs that finished longer ago; answer how many went, or would go."""
         return service.prune(current_runtime(), older_than, dry_run=dry_run)
 
@@ -392,22 +363,16 @@ class Workflows:
     ) -> Worker:
         """A worker for the current app; call its `run`."""
         if isinstance(queues, str):
-            raise DefinitionError(
-                f"queues={queues!r} is one text: write a list of names"
-            )
-        return Worker(
-            current_runtime(), concurrency=concurrency, queues=queues, name=name
-        )
+            raise DefinitionError(f"queues={queues!r} is one text: write a list of names")
+        runtime = current_runtime()
+        runtime.import_modules()
+        return Worker(runtime, concurrency=concurrency, queues=queues, name=name)
 
     def clock_ms(self) -> int | None:
         """The instant every statement is to use, in Unix ms; null where the database's clock is."""
         if self._tick_ms is not None:
             return self._tick_ms
-        return (
-            None
-            if self.clock is None
-            else instant_ms(self.clock.now(), what="the clock's now()")
-        )
+        return None if self.clock is None else instant_ms(self.clock.now(), what="the clock's now()")
 
     @contextmanager
     def _at(self, now: datetime | None) -> Iterator[None]:
@@ -423,9 +388,7 @@ class _Declare(Protocol):
     """`@workflow(…)`: takes the function, with the context as its first parameter or without."""
 
     @overload
-    def __call__(
-        self, function: Callable[Concatenate[WorkflowContext, P], R], /
-    ) -> Workflow[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[WorkflowContext, P], R], /) -> Workflow[P, R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...

@@ -22,9 +22,7 @@ TRACEBACK_LIMIT = 50_000
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
-def describe(
-    error: BaseException, kind: str, *, step: str | None = None, frames: bool = True
-) -> dict[str, Any]:
+def describe(error: BaseException, kind: str, *, step: str | None = None, frames: bool = True) -> dict[str, Any]:
     """Class, message and traceback of an error, for the `error` columns."""
     return {
         "kind": kind,
@@ -45,11 +43,7 @@ def message_of(error: BaseException) -> str:
 
 def type_name(error: BaseException) -> str:
     cls = type(error)
-    return (
-        cls.__qualname__
-        if cls.__module__ == "builtins"
-        else f"{cls.__module__}.{cls.__qualname__}"
-    )
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def storable(text: str, limit: int) -> str:
@@ -81,11 +75,7 @@ def business(error: BaseException, *, step: str) -> dict[str, Any] | None:
     described["class"] = [type(error).__module__, type(error).__qualname__]
     described["args"] = args
     rebuilt = rebuild(described, (type(error),))
-    same = (
-        rebuilt is not None
-        and rebuilt.args == error.args
-        and vars(rebuilt) == _state(error)
-    )
+    same = rebuilt is not None and rebuilt.args == error.args and vars(rebuilt) == _state(error)
     return described if same else None
 
 
@@ -93,9 +83,7 @@ def _state(error: BaseException) -> dict[str, Any]:
     return {name: value for name, value in vars(error).items() if name != "__notes__"}
 
 
-def rebuild(
-    described: dict[str, Any], allowed: tuple[type[BaseException], ...]
-) -> BaseException | None:
+def rebuild(described: dict[str, Any], allowed: tuple[type[BaseException], ...]) -> BaseException | None:
     """The business error a step raised, or null when its class is gone or not among `allowed`."""
     try:
         module, qualname = described["class"]

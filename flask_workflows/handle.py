@@ -118,9 +118,7 @@ class Handle(Generic[R]):
                 return run
             left = deadline - time.monotonic()
             if run is None or left <= 0:
-                raise WaitTimeout(
-                    f"run {self.id} had not finished after {timeout} s; it goes on"
-                )
+                raise WaitTimeout(f"run {self.id} had not finished after {timeout} s; it goes on")
             time.sleep(min(pause, left))
 
     def _look(self, seconds: float | None) -> Run | None:

@@ -57,14 +57,8 @@ class History:
             return Call(key, self._last, None)
         stored = self._stored[self._position - 1]
         if stored.key != key:
-            self._diverged(
-                f"call {self._position} was {stored.key!r} and is now {key!r}"
-            )
-        if (
-            stored.input is not None
-            and stored.input != input
-            and not _equal(stored.input, input)
-        ):
+            self._diverged(f"call {self._position} was {stored.key!r} and is now {key!r}")
+        if stored.input is not None and stored.input != input and not _equal(stored.input, input):
             self._diverged(
                 f"call {self._position}, {key!r}, had the input {_cut(stored.input)} and has now {_cut(input)}"
             )

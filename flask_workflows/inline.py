@@ -34,9 +34,7 @@ def execute_due(runtime: Runtime) -> int:
     return executions
 
 
-def _execute(
-    runtime: Runtime, engine: Engine, keeper: LeaseKeeper, run: ClaimedRun, worker: str
-) -> None:
+def _execute(runtime: Runtime, engine: Engine, keeper: LeaseKeeper, run: ClaimedRun, worker: str) -> None:
     stored = [] if run.fresh else runtime.store.histories([run.id])[run.id]
     execution = engine.begin(run, stored)
     keeper.add(execution)

@@ -83,13 +83,7 @@ class LeaseKeeper:
             if self._live:
                 self._work.set()
             return
-        self._renew(
-            [
-                execution
-                for execution in executions
-                if execution.due_for_renewal(self._store.lease_ms / 3)
-            ]
-        )
+        self._renew([execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)])
         for execution in executions:
             execution.tend()
 
@@ -97,9 +91,7 @@ class LeaseKeeper:
         if not executions:
             return
         by_id = {execution.run.id: execution for execution in executions}
-        held = sorted(
-            (execution.run.id, execution.run.epoch) for execution in executions
-        )
+        held = sorted((execution.run.id, execution.run.epoch) for execution in executions)
         renewed, lost = self._store.renew(held)
         for lease in renewed:
             by_id[lease.id].heard(lease.cancel_requested_at is not None)

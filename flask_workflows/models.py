@@ -105,9 +105,7 @@ steps = sa.Table(
     sa.PrimaryKeyConstraint("run_id", "key", name="workflow_steps_pkey"),
 )
 _open = steps.c.status.in_(("running", "retrying", "sleeping", "waiting"))
-sa.Index(
-    "workflow_steps_open", steps.c.run_id, postgresql_where=_open, sqlite_where=_open
-)
+sa.Index("workflow_steps_open", steps.c.run_id, postgresql_where=_open, sqlite_where=_open)
 
 workers = sa.Table(
     "workflow_workers",

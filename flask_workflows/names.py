@@ -40,17 +40,11 @@ def check_step_name(name: object, place: str) -> str:
 def check_label(value: object, what: str) -> str:
     """A key, workspace, queue or event name: text of 1 to 255 characters, no control characters."""
     if not isinstance(value, str):
-        raise InvalidName(
-            f"the {what} must be text, not {type(value).__name__}: write {what}=str(…)"
-        )
+        raise InvalidName(f"the {what} must be text, not {type(value).__name__}: write {what}=str(…)")
     if not 1 <= len(value) <= 255 or not value.strip():
-        raise InvalidName(
-            f"the {what} has {len(value)} characters: write 1 to 255, not only spaces"
-        )
+        raise InvalidName(f"the {what} has {len(value)} characters: write 1 to 255, not only spaces")
     if _CONTROL.search(value):
-        raise InvalidName(
-            f"the {what} {value!r} has control characters or lone surrogates: leave them out"
-        )
+        raise InvalidName(f"the {what} {value!r} has control characters or lone surrogates: leave them out")
     return value
 
 

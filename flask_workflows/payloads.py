@@ -73,14 +73,10 @@ def show_value(head: Head) -> Shown:
             (redact_text(head.text[:_RAW_LIMIT]),),
             f"Not readable as JSON ({reason}). As it is stored:",
         )
-    return Shown(
-        parts, "" if complete else f"The first {phrases.size(LIMIT)} of {whole}."
-    )
+    return Shown(parts, "" if complete else f"The first {phrases.size(LIMIT)} of {whole}.")
 
 
-def _take(
-    parts: Iterable[str | Hidden], limit: int
-) -> tuple[tuple[str | Hidden, ...], bool]:
+def _take(parts: Iterable[str | Hidden], limit: int) -> tuple[tuple[str | Hidden, ...], bool]:
     """The parts up to a number of characters, neighbouring texts joined, and whether these are all."""
     taken: list[str | Hidden] = []
     text: list[str] = []
@@ -132,9 +128,7 @@ def _quoted(text: str) -> str:
 
 # Tracebacks --------------------------------------------------------------------------------
 
-_FRAME = re.compile(
-    r'^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$'
-)
+_FRAME = re.compile(r'^[\s|+]*File "(?P<file>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 _CODE = re.compile(r"^[\s|]{4,}\S")
 
 _LIBRARIES = (
@@ -192,11 +186,7 @@ def _entries(lines: Iterable[str]) -> Iterator[str | Frame]:
             frame = Frame(found["file"], found["line"], found["function"] or "")
         elif frame is not None and _CODE.match(line):
             # The line under it, of carets, is left out.
-            frame = (
-                frame
-                if frame.code
-                else Frame(frame.file, frame.line, frame.function, line.strip(" |"))
-            )
+            frame = frame if frame.code else Frame(frame.file, frame.line, frame.function, line.strip(" |"))
         else:
             if frame is not None:
                 yield frame

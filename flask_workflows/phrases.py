@@ -57,11 +57,7 @@ def _two_units(seconds: int) -> str:
 
 
 def _pair(large: int, large_unit: str, small: int, small_unit: str) -> str:
-    return (
-        f"{large} {large_unit} {small} {small_unit}"
-        if small
-        else f"{large} {large_unit}"
-    )
+    return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 
 def instant(at: datetime, *, now: datetime, zone: tzinfo, seconds: bool = True) -> str:
@@ -108,11 +104,7 @@ def size(length: int) -> str:
         length_in_unit = length / (1000 if unit == "kB" else 1_000_000)
         if length_in_unit < 999.5 or unit == "MB":
             break
-    text = (
-        f"{length_in_unit:.1f}".removesuffix(".0")
-        if length_in_unit < 10
-        else f"{length_in_unit:,.0f}"
-    )
+    text = f"{length_in_unit:.1f}".removesuffix(".0") if length_in_unit < 10 else f"{length_in_unit:,.0f}"
     return f"{text} {unit}"
 
 

@@ -70,12 +70,8 @@ def type_name(cls: type) -> str:
 
 # Without check_circular the encoder keeps no table of what it has seen: `check_plain` and the
 # codecs bound the depth before a value gets here.
-dumps = JSONEncoder(
-    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
-).encode
-_canonical = JSONEncoder(
-    ensure_ascii=False, sort_keys=True, separators=(",", ":")
-).encode
+dumps = JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")).encode
+_canonical = JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -129,9 +125,7 @@ def same_json(left: str, right: str) -> bool:
 # Exceptions --------------------------------------------------------------------------------
 
 
-def encode_args(
-    args: tuple[Any, ...], *, max_bytes: int | None = None
-) -> list[Any] | None:
+def encode_args(args: tuple[Any, ...], *, max_bytes: int | None = None) -> list[Any] | None:
     """Return an exception's args as plain JSON that `write` takes, or None if they would not come back equal."""
     plain = list(args)
     try:
@@ -182,9 +176,7 @@ def check_keys(value: dict[Any, Any]) -> None:
 
     kind = next(type(key) for key in value if type(key) is not str)
     name = type_name(kind)
-    raise Refusal(
-        f"has a key of type {name}, and JSON has str keys: annotate it as dict[{name}, …]"
-    )
+    raise Refusal(f"has a key of type {name}, and JSON has str keys: annotate it as dict[{name}, …]")
 
 
 def check_depth(plain: Any) -> None:
@@ -226,18 +218,12 @@ def _scalar_fault(plain: Any) -> Refusal | None:
         if "\0" in plain:
             return Refusal("contains a NUL character, which PostgreSQL cannot store")
         if not plain.isascii() and any("\ud800" <= char <= "\udfff" for char in plain):
-            return Refusal(
-                "contains half of a surrogate pair, which is no text in UTF-8"
-            )
+            return Refusal("contains half of a surrogate pair, which is no text in UTF-8")
         return None
 
     try:
         dumps(None if isinstance(plain, list | dict) else plain)
     except ValueError:
-        what = (
-            "NaN or infinite"
-            if isinstance(plain, float)
-            else "an int of too many digits"
-        )
+        what = "NaN or infinite" if isinstance(plain, float) else "an int of too many digits"
         return Refusal(f"is {what}, which JSON cannot hold")
     return None

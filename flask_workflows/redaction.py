@@ -12,9 +12,7 @@ from dataclasses import replace
 from .runs import RunError
 
 #: Hidden wherever they stand in a key.
-_ANYWHERE = (
-    r"pass(?:word|wd|phrase)|secret|token|api.?key|cookie|session|private|credential"
-)
+_ANYWHERE = r"pass(?:word|wd|phrase)|secret|token|api.?key|cookie|session|private|credential"
 #: Hidden where a word of the key begins with them, so that `dashboard` and `classname` stay readable.
 _AT_WORDS = r"auth(?!or(?![iz]))|card|cvv|cvc|iban|ssn|otp"
 
@@ -23,15 +21,9 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?")
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
-_URL_PASSWORD = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,256}:)[^\s/'\"<>]{1,1024}(?=@)"
-)
-_SCHEME = re.compile(
-    r"\b(Bearer|Basic|Digest)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE
-)
-_HEADER = re.compile(
-    r"\b((?:set-)?cookie|(?:proxy-)?authorization)(: ?)[^\n\"'}]+", re.IGNORECASE
-)
+_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,256}:)[^\s/'\"<>]{1,1024}(?=@)")
+_SCHEME = re.compile(r"\b(Bearer|Basic|Digest)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_HEADER = re.compile(r"\b((?:set-)?cookie|(?:proxy-)?authorization)(: ?)[^\n\"'}]+", re.IGNORECASE)
 #: Begins at the telling word and not at the key's beginning, so that it is tried at few places of a long text.
 _PAIR = re.compile(
     rf"""
@@ -64,11 +56,7 @@ def redact_text(text: str) -> str:
 
 def _hide_pair(found: re.Match[str]) -> str:
     hidden = found["bare"] or found["quoted"]
-    if (
-        not hidden
-        or hidden.startswith("[hidden")
-        or hidden.lower() in ("bearer", "basic", "digest", "none", "null")
-    ):
+    if not hidden or hidden.startswith("[hidden") or hidden.lower() in ("bearer", "basic", "digest", "none", "null"):
         return found[0]
 
     quote = found["quote"] or ""

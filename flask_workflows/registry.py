@@ -38,11 +38,7 @@ class Registry:
 
     def workflows(self) -> list[Workflow[Any, Any]]:
         """Every registered version, by name and version."""
-        return [
-            versions[version]
-            for _, versions in sorted(self._workflows.items())
-            for version in sorted(versions)
-        ]
+        return [versions[version] for _, versions in sorted(self._workflows.items()) for version in sorted(versions)]
 
     def latest(self, name: str) -> Workflow[Any, Any]:
         """The version new runs start on."""
@@ -60,9 +56,7 @@ class Registry:
         versions = self._workflows.get(name, {})
         if version in versions:
             return versions[version]
-        newer = [
-            v for v, workflow in versions.items() if workflow.min_version <= version < v
-        ]
+        newer = [v for v, workflow in versions.items() if workflow.min_version <= version < v]
         return versions[min(newer)] if newer else None
 
     def oldest(self) -> dict[str, int]:

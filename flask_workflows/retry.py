@@ -51,25 +51,13 @@ class Retry:
 
     def __post_init__(self) -> None:
         attempts = self.attempts
-        if attempts is not None and (
-            isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1
-        ):
-            raise DefinitionError(
-                f"Retry(attempts={attempts!r}): write a whole number from 1"
-            )
+        if attempts is not None and (isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1):
+            raise DefinitionError(f"Retry(attempts={attempts!r}): write a whole number from 1")
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
-            raise DefinitionError(
-                f"Retry(backoff={self.backoff!r}): write Retry.linear(seconds) or one of its kind"
-            )
+            raise DefinitionError(f"Retry(backoff={self.backoff!r}): write Retry.linear(seconds) or one of its kind")
         jitter = self.jitter
-        if (
-            isinstance(jitter, bool)
-            or not isinstance(jitter, int | float)
-            or not (0 <= jitter <= 1)
-        ):
-            raise DefinitionError(
-                f"Retry(jitter={jitter!r}): write a number from 0 to 1"
-            )
+        if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not (0 <= jitter <= 1):
+            raise DefinitionError(f"Retry(jitter={jitter!r}): write a number from 0 to 1")
         object.__setattr__(self, "retry_on", _classes("retry_on", self.retry_on))
         object.__setattr__(self, "give_up_on", _classes("give_up_on", self.give_up_on))
 
@@ -79,16 +67,12 @@ class Retry:
         return Backoff("constant", to_ms(seconds, what="a back-off"))
 
     @staticmethod
-    def linear(
-        seconds: float | timedelta, *, max: float | timedelta | None = None
-    ) -> Backoff:
+    def linear(seconds: float | timedelta, *, max: float | timedelta | None = None) -> Backoff:
         """Once, twice, three times the delay."""
         return Backoff("linear", to_ms(seconds, what="a back-off"), _max_ms(max))
 
     @staticmethod
-    def exponential(
-        seconds: float | timedelta, *, max: float | timedelta | None = None
-    ) -> Backoff:
+    def exponential(seconds: float | timedelta, *, max: float | timedelta | None = None) -> Backoff:
         """The delay, doubled each time."""
         return Backoff("exponential", to_ms(seconds, what="a back-off"), _max_ms(max))
 
@@ -107,14 +91,8 @@ class Retry:
     def delay_ms(self, error: BaseException, attempt: int) -> int | None:
         """The delay after the failed `attempt`, or null when there is to be no other."""
         if self.attempts is None or self.backoff is None:
-            raise DefinitionError(
-                "a Retry must be filled with the defaults before it is asked for a delay"
-            )
-        if (
-            attempt >= self.attempts
-            or isinstance(error, self.give_up_on)
-            or not isinstance(error, self.retry_on)
-        ):
+            raise DefinitionError("a Retry must be filled with the defaults before it is asked for a delay")
+        if attempt >= self.attempts or isinstance(error, self.give_up_on) or not isinstance(error, self.retry_on):
             return None
         delay = self.backoff.delay_ms(attempt)
         if self.jitter:
@@ -123,18 +101,12 @@ class Retry:
 
 
 def _max_ms(value: float | timedelta | None) -> int:
-    return (
-        LONGEST_MS
-        if value is None
-        else min(to_ms(value, what="the longest back-off"), LONGEST_MS)
-    )
+    return LONGEST_MS if value is None else min(to_ms(value, what="the longest back-off"), LONGEST_MS)
 
 
 def _classes(name: str, value: object) -> tuple[type[BaseException], ...]:
     classes = value if isinstance(value, tuple) else (value,)
     for item in classes:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
-            raise DefinitionError(
-                f"Retry({name}=…): {item!r} is not an exception class"
-            )
+            raise DefinitionError(f"Retry({name}=…): {item!r} is not an exception class")
     return classes

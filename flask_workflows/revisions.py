@@ -34,9 +34,7 @@ def install(directory: str | None = None) -> list[Path]:
     refuse_metadata_schema(migrate.db.metadata)
     history = _history(migrate.migrate.get_config(directory))
     _refuse_second_route(history)
-    present = {
-        script.revision: Path(script.path) for script in history.walk_revisions()
-    }
+    present = {script.revision: Path(script.path) for script in history.walk_revisions()}
     shipped = _shipped_in_order()
     if not any(script.revision in present for script in shipped):
         _refuse_foreign_tables(present.values(), migrate.db.engine, shipped[0].revision)
@@ -142,15 +140,11 @@ def _single_head(history: ScriptDirectory) -> str | None:
     return heads[0] if heads else None
 
 
-def _refuse_foreign_tables(
-    revisions: Iterable[Path], engine: sa.Engine, first: str
-) -> None:
+def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, first: str) -> None:
     """Refuse when something other than the first revision has made the tables: that revision would fail."""
     table = models.runs.name
     for path in revisions:
-        if re.search(
-            rf"create_table\(\s*['\"]{table}['\"]", path.read_text(encoding="utf-8")
-        ):
+        if re.search(rf"create_table\(\s*['\"]{table}['\"]", path.read_text(encoding="utf-8")):
             raise SchemaError(
                 f"{path} creates {table} itself: `flask db migrate` was run before `flask workflows install`. Take the "
                 f"workflow_ tables out of that revision (and, where it was applied, drop them), then run this again"
@@ -162,9 +156,7 @@ def _refuse_foreign_tables(
         # Copying files needs no database. If there is a clash, the upgrade will say so.
         return
     if exists:
-        tables = ", ".join(
-            reversed([table.name for table in models.metadata.sorted_tables])
-        )
+        tables = ", ".join(reversed([table.name for table in models.metadata.sorted_tables]))
         raise SchemaError(
             f"the database has the table {table}, but the app's history has no revision {first}, which would fail to "
             f"create it. If create_all() made the tables: drop them ({tables}) and run this again. To keep their rows, "
@@ -174,18 +166,14 @@ def _refuse_foreign_tables(
 
 def _copy(script: Script, folder: Path, onto: str | None) -> Path:
     text = Path(script.path).read_text(encoding="utf-8")
-    text = re.sub(
-        r"^Revises:.*$", f"Revises: {onto or ''}".rstrip(), text, count=1, flags=re.M
-    )
+    text = re.sub(r"^Revises:.*$", f"Revises: {onto or ''}".rstrip(), text, count=1, flags=re.M)
     text = _assign(text, "down_revision", onto)
     # Labels name branches, and a copy lies on the app's own line.
     text = _assign(text, "branch_labels", None)
 
     target = folder / Path(script.path).name
     if target.exists() and target.read_text(encoding="utf-8") != text:
-        raise SetupError(
-            f"{target} exists and is not revision {script.revision}; rename it and run this again"
-        )
+        raise SetupError(f"{target} exists and is not revision {script.revision}; rename it and run this again")
 
     # Replaced in one move: another process that installs at the same time must not load half a file.
     part = target.with_suffix(f".{os.getpid()}.part")

@@ -111,10 +111,7 @@ class RunError:
         """Read a stored error; of one that was cut off, as lists do, what stands before the cut."""
         value = decode(text)
         if isinstance(value, Undecodable):
-            value = {
-                name: _cut_string(text, name)
-                for name in ("type", "message", "step", "kind")
-            }
+            value = {name: _cut_string(text, name) for name in ("type", "message", "step", "kind")}
             if value["type"] is None:
                 return cls(type="unreadable", message="the stored error cannot be read")
 
@@ -293,15 +290,11 @@ class Worker:
 
     def versions(self, workflow: str) -> tuple[tuple[int, int], ...]:
         """The ranges of versions it can run of a workflow."""
-        return tuple(
-            (low, high) for name, low, high in self.workflows if name == workflow
-        )
+        return tuple((low, high) for name, low, high in self.workflows if name == workflow)
 
     def can_run(self, run: Run) -> bool:
         """Whether it would claim the run."""
-        return self.serves(run.queue) and in_ranges(
-            run.version, self.versions(run.workflow)
-        )
+        return self.serves(run.queue) and in_ranges(run.version, self.versions(run.workflow))
 
 
 def in_ranges(version: int, ranges: Iterable[tuple[int, int]]) -> bool:
@@ -350,14 +343,8 @@ class Cursor:
     @classmethod
     def read(cls, text: str) -> Cursor:
         direction, dot, run_id = text.partition(".")
-        if (
-            direction not in ("older", "newer")
-            or not dot
-            or not re.fullmatch(r"[0-9A-Za-z_-]{1,36}", run_id)
-        ):
-            raise InvalidCursor(
-                f"{text[:50]!r} is not a cursor; take `older` or `newer` of a page as it is"
-            )
+        if direction not in ("older", "newer") or not dot or not re.fullmatch(r"[0-9A-Za-z_-]{1,36}", run_id):
+            raise InvalidCursor(f"{text[:50]!r} is not a cursor; take `older` or `newer` of a page as it is")
         return cls(direction == "newer", run_id)
 
 

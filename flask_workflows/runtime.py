@@ -128,9 +128,7 @@ class Runtime:
         )
 
     def _private_engine(self) -> sa.Engine:
-        self._directory = tempfile.TemporaryDirectory(
-            prefix="flask-workflows-", ignore_cleanup_errors=True
-        )
+        self._directory = tempfile.TemporaryDirectory(prefix="flask-workflows-", ignore_cleanup_errors=True)
         engine = sa.create_engine(f"sqlite:///{self._directory.name}/runs.sqlite")
         prepare_engine(engine)
         models.metadata.create_all(engine)
@@ -148,9 +146,7 @@ class Runtime:
 
     def retry_of(self, step: Step[Any, Any]) -> Retry:
         """A step's policy, with the configured defaults."""
-        return step.retry.filled(
-            self.config.step_attempts, Retry.linear(self.config.step_backoff_secs)
-        )
+        return step.retry.filled(self.config.step_attempts, Retry.linear(self.config.step_backoff_secs))
 
     # What happens once something was committed -------------------------------------------------
 
@@ -194,14 +190,10 @@ class Runtime:
 def current_runtime() -> Runtime:
     """The runtime of the current app. Raises `SetupError` outside an app context, or without `init_app`."""
     if not current_app:
-        raise SetupError(
-            "this needs an app context: call it in a request or a command, or inside app.app_context()"
-        )
+        raise SetupError("this needs an app context: call it in a request or a command, or inside app.app_context()")
     runtime = current_app.extensions.get(EXTENSION)
     if not isinstance(runtime, Runtime):
-        raise SetupError(
-            "Flask-Workflows is not initialised on this app: call workflows.init_app(app)"
-        )
+        raise SetupError("Flask-Workflows is not initialised on this app: call workflows.init_app(app)")
     return runtime
 
 
@@ -215,9 +207,7 @@ def _in_memory(engine: sa.Engine) -> bool:
 
 def prepare_engine(engine: sa.Engine) -> None:
     """On SQLite, make savepoints and waiting behave as everywhere else; done once for an engine."""
-    if engine.dialect.name != "sqlite" or sa.event.contains(
-        engine, "savepoint", _begin_before_savepoint
-    ):
+    if engine.dialect.name != "sqlite" or sa.event.contains(engine, "savepoint", _begin_before_savepoint):
         return
     sa.event.listen(engine, "savepoint", _begin_before_savepoint)
     sa.event.listen(engine, "connect", _wait_when_busy)

@@ -31,9 +31,7 @@ def check_schema(engine: sa.Engine) -> None:
             "or db.create_all() in an app without Flask-Migrate"
         )
     if missing:
-        raise SchemaError(
-            f"the package is newer than the database: no table {', '.join(missing)}; {_UPGRADE}"
-        )
+        raise SchemaError(f"the package is newer than the database: no table {', '.join(missing)}; {_UPGRADE}")
 
     for name, table in models.metadata.tables.items():
         _check_columns(table, found[name])
@@ -42,17 +40,10 @@ def check_schema(engine: sa.Engine) -> None:
 def _columns(engine: sa.Engine) -> Mapping[str, Mapping[str, ReflectedColumn]]:
     try:
         inspector = sa.inspect(engine)
-        reflected = inspector.get_multi_columns(
-            filter_names=list(models.metadata.tables)
-        )
+        reflected = inspector.get_multi_columns(filter_names=list(models.metadata.tables))
     except sa.exc.DBAPIError as error:
-        raise DatabaseUnreachable(
-            f"the database {engine.url!s} does not answer: {_first_line(error)}"
-        ) from error
-    return {
-        table: {column["name"]: column for column in columns}
-        for (_, table), columns in reflected.items()
-    }
+        raise DatabaseUnreachable(f"the database {engine.url!s} does not answer: {_first_line(error)}") from error
+    return {table: {column["name"]: column for column in columns} for (_, table), columns in reflected.items()}
 
 
 def _check_columns(table: sa.Table, found: Mapping[str, ReflectedColumn]) -> None:
@@ -63,11 +54,7 @@ def _check_columns(table: sa.Table, found: Mapping[str, ReflectedColumn]) -> Non
         )
 
     unknown = [column for name, column in found.items() if name not in table.columns]
-    demanded = [
-        column["name"]
-        for column in unknown
-        if not column["nullable"] and column.get("default") is None
-    ]
+    demanded = [column["name"] for column in unknown if not column["nullable"] and column.get("default") is None]
     if demanded:
         raise SchemaError(
             f"the database is newer than the package: {table.name} has the column {', '.join(demanded)}, "

@@ -67,9 +67,7 @@ def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     if not runtime.store.cancel(run_id, epoch):
         after = get(runtime, run_id)
         if after.finished:
-            raise RunFinished(
-                f"run {run_id} became {after.status} just now: nothing was done"
-            )
+            raise RunFinished(f"run {run_id} became {after.status} just now: nothing was done")
         raise _changed(run_id)
     after = get(runtime, run_id)
     if after.status is RunStatus.CANCELLED:
@@ -84,9 +82,7 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     """
     run = get(runtime, run_id)
     if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
-        raise RunNotFailed(
-            f"run {run_id} is {run.status}: only a failed or cancelled run can be retried"
-        )
+        raise RunNotFailed(f"run {run_id} is {run.status}: only a failed or cancelled run can be retried")
     if epoch is not None and epoch != run.epoch:
         raise _changed(run_id)
     runtime.sessions.refuse_if_busy("retry()")
@@ -112,9 +108,7 @@ def wake(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     if run.finished:
         raise RunFinished(f"run {run_id} is {run.status}: there is nothing to wake")
     if run.status is not RunStatus.SLEEPING:
-        raise RunNotSleeping(
-            f"run {run_id} is {run.status}: only a sleeping run can be woken"
-        )
+        raise RunNotSleeping(f"run {run_id} is {run.status}: only a sleeping run can be woken")
     runtime.sessions.refuse_if_busy("wake()")
     if not runtime.store.wake(run_id, epoch):
         raise _changed(run_id)
@@ -122,9 +116,7 @@ def wake(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     return get(runtime, run_id)
 
 
-def prune(
-    runtime: Runtime, older_than: timedelta | None = None, *, dry_run: bool = False
-) -> int:
+def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: bool = False) -> int:
     """Delete runs that finished longer ago than `older_than`, with their steps; answer how many.
 
     In short transactions, so that nothing waits for it; broken off, it goes on where it is called next. `older_than`
@@ -159,12 +151,8 @@ def _to_forget(stored: Sequence[StoredStep]) -> list[str]:
 
 
 def _unknown(run_id: str) -> RunNotFound:
-    return RunNotFound(
-        f"there is no run {run_id}: it was never committed, or was pruned"
-    )
+    return RunNotFound(f"there is no run {run_id}: it was never committed, or was pruned")
 
 
 def _changed(run_id: str) -> RunChanged:
-    return RunChanged(
-        f"run {run_id} changed since you looked at it: nothing was done; look again"
-    )
+    return RunChanged(f"run {run_id} changed since you looked at it: nothing was done; look again")

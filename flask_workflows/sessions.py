@@ -76,11 +76,7 @@ class Sessions:
             return {}
         with session.no_autoflush:
             connection = session.connection(bind_arguments={"clause": models.runs})
-            if (
-                self._inline
-                and connection.get_transaction() is not None
-                and _joined(session)
-            ):
+            if self._inline and connection.get_transaction() is not None and _joined(session):
                 raise InlineNeedsCommit(
                     'WORKFLOWS_EXECUTION="inline" runs workflows after the commit, but this session is joined to an '
                     "outer transaction that is never committed. In such a test let the session commit for real and "
@@ -90,9 +86,7 @@ class Sessions:
         pending.ids.extend(run.id for run in new_runs if run.id not in holders)
         return holders
 
-    def _insert(
-        self, connection: sa.Connection, new_runs: Sequence[NewRun]
-    ) -> dict[str, str]:
+    def _insert(self, connection: sa.Connection, new_runs: Sequence[NewRun]) -> dict[str, str]:
         keyed = any(run.key is not None for run in new_runs)
         try:
             if keyed and self._store.dialect.name != "sqlite":
@@ -110,9 +104,7 @@ class Sessions:
 
     def is_pending(self, run_id: str) -> bool:
         """Whether this thread's session started the run and has not committed yet."""
-        return (
-            self._scoped.registry.has() and run_id in self._pending(self._scoped()).ids
-        )
+        return self._scoped.registry.has() and run_id in self._pending(self._scoped()).ids
 
     def refuse_if_busy(self, what: str) -> None:
         """Raise `SessionBusy` where a transaction of our own would wait for this thread's session."""
@@ -145,9 +137,7 @@ class Sessions:
         if not session.in_nested_transaction():
             self._pending(session).rolled_back = True
 
-    def _after_end(
-        self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction
-    ) -> None:
+    def _after_end(self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction) -> None:
         if transaction.parent is not None:
             return
         pending = session.info.get(_INFO)
@@ -163,9 +153,7 @@ class Sessions:
                     self._store.spawn(pending.deferred)
                 self._on_commit(pending.ids)
             except Exception:
-                logger.exception(
-                    "runs were started, but not announced: %s", ", ".join(pending.ids)
-                )
+                logger.exception("runs were started, but not announced: %s", ", ".join(pending.ids))
         elif not pending.rolled_back:
             logger.warning(
                 "the session ended without a commit, so these runs were never started: %s; call db.session.commit() "
@@ -219,9 +207,7 @@ class Sessions:
         holds = self._store.dialect.holds_write_lock
         return holds is None or holds(_raw(self._connection(session)))
 
-    def commit_step(
-        self, record: Callable[[Any], str | None], *, transactional: bool
-    ) -> None:
+    def commit_step(self, record: Callable[[Any], str | None], *, transactional: bool) -> None:
         """Flush the session, write the step's record through its connection, and commit both.
 
         Rolls back and raises whatever went wrong.
@@ -252,17 +238,13 @@ class Sessions:
         default = session.get_bind(clause=models.runs)
 
         def refuse_commit(session: sa_orm.Session) -> None:
-            if not session.in_nested_transaction() and not session.info.get(
-                "flask_workflows_committing"
-            ):
+            if not session.in_nested_transaction() and not session.info.get("flask_workflows_committing"):
                 raise TransactionalRefused(
                     "a transactional step must not call db.session.commit(): its writes commit together with its "
                     "record when it returns; leave the commit out"
                 )
 
-        def refuse_other(
-            session: sa_orm.Session, transaction: Any, connection: sa.Connection
-        ) -> None:
+        def refuse_other(session: sa_orm.Session, transaction: Any, connection: sa.Connection) -> None:
             if connection.engine.url != getattr(default, "engine", default).url:
                 raise TransactionalRefused(
                     f"a transactional step may only use the database of the runs, not {connection.engine.url!r}: "

@@ -37,9 +37,7 @@ _BY_STATUS = {
 }
 
 
-def send_run(
-    app: Flask, status: str, run: ClaimedRun, error: dict[str, Any] | None
-) -> None:
+def send_run(app: Flask, status: str, run: ClaimedRun, error: dict[str, Any] | None) -> None:
     """Send what belongs to a run's new status, if anything does."""
     signal = _BY_STATUS.get(status)
     if signal is not None and signal.receivers:
@@ -47,9 +45,7 @@ def send_run(
         _send(signal, app, run_id=run.id, workflow=run.workflow, **extra)
 
 
-def send_step_failed(
-    app: Flask, run: ClaimedRun, step: str, error: dict[str, Any]
-) -> None:
+def send_step_failed(app: Flask, run: ClaimedRun, step: str, error: dict[str, Any]) -> None:
     if step_failed.receivers:
         _send(
             step_failed,

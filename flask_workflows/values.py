@@ -80,15 +80,11 @@ class ValueCodec:
             if codec.on_trial:
                 self._try_out(plain, text)
         except TooLarge as refusal:
-            raise ValueTooLarge(
-                f"{where}: the {self.noun} {refusal.reason}; store a key to it instead"
-            ) from None
+            raise ValueTooLarge(f"{where}: the {self.noun} {refusal.reason}; store a key to it instead") from None
         except Refusal as refusal:
             raise self._refused(refusal, where) from refusal.__cause__
         except RecursionError:
-            raise ValueRefused(
-                f"{where}: the {self.noun} is nested too deep, or contains itself"
-            ) from None
+            raise ValueRefused(f"{where}: the {self.noun} is nested too deep, or contains itself") from None
         return text
 
     def load(self, text: str, *, where: str = "") -> Any:
@@ -105,17 +101,13 @@ class ValueCodec:
             )
         except RecursionError as error:
             reason, cause = "is nested too deep", error
-        raise UndecodableValue(
-            f"{where}{': ' if where else ''}the stored {self.noun} {reason}"
-        ) from cause
+        raise UndecodableValue(f"{where}{': ' if where else ''}the stored {self.noun} {reason}") from cause
 
     def _try_out(self, plain: Any, text: str) -> None:
         """Raise `Refusal` unless the value comes back the same: user code in its constructor may change it."""
         # From text, as `plain` may share its lists with the value, which the constructor must not touch.
         if self.codec.encode(self.codec.decode(loads(text))) != plain:
-            raise Refusal(
-                f"changes when {self.codec.name} is rebuilt by its __init__ or __post_init__"
-            )
+            raise Refusal(f"changes when {self.codec.name} is rebuilt by its __init__ or __post_init__")
 
     def _refused(self, refusal: Refusal, where: str) -> ValueRefused:
         advice = ""
@@ -125,9 +117,7 @@ class ValueCodec:
                 f"{self.subject} of {where}",
                 at_root=not refusal.pieces,
             )
-        return ValueRefused(
-            f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}"
-        )
+        return ValueRefused(f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
 
 
 class _InputCodec(ValueCodec):
@@ -137,17 +127,11 @@ class _InputCodec(ValueCodec):
         advice = ""
         if refusal.unannotated is not None:
             *inner, name = refusal.pieces
-            advice = _advice(
-                refusal.unannotated, f"parameter {name!r} of {where}", at_root=not inner
-            )
-        return ValueRefused(
-            f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}"
-        )
+            advice = _advice(refusal.unannotated, f"parameter {name!r} of {where}", at_root=not inner)
+        return ValueRefused(f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
 
 
-def value_codec(
-    annotation: Any = Any, *, noun: str = "result", subject: str = "the return type"
-) -> ValueCodec:
+def value_codec(annotation: Any = Any, *, noun: str = "result", subject: str = "the return type") -> ValueCodec:
     """Return what stores the values of an annotation; raise `AnnotationRefused` if it does not say how."""
     return ValueCodec(codec_for(annotation), noun=noun, subject=subject)
 
@@ -158,9 +142,7 @@ def _advice(cls: type, subject: str, *, at_root: bool) -> str:
     if annotation is not None:
         return f"; annotate {subject} {'as' if at_root else 'so that it says, at this place,'} {annotation}"
     if hasattr(cls, "__mapper__"):
-        return (
-            ", an ORM object; use its primary key, and load it again where it is needed"
-        )
+        return ", an ORM object; use its primary key, and load it again where it is needed"
     for base in (str, int, float, list, dict):
         if issubclass(cls, base):
             return f"; convert it with {base.__name__}()"
@@ -184,9 +166,7 @@ class CallCodec:
         "result",
     )
 
-    def __init__(
-        self, function: Callable[..., Any], *, skip_first: bool = False
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], *, skip_first: bool = False) -> None:
         """Read the signature; raise `AnnotationRefused` for a parameter or result that cannot be stored.
 
         With `skip_first` the first parameter is not the caller's: it receives the context.
@@ -196,26 +176,18 @@ class CallCodec:
         kinds = [each.kind for each in parameters]
 
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.result = ValueCodec(
-            _codec(function, "the return type", signature.return_annotation)
-        )
+        self.result = ValueCodec(_codec(function, "the return type", signature.return_annotation))
         self._signature = inspect.Signature(parameters)
         self._fields = Fields(
             name=f"{self.name}()",
             codecs={each.name: _parameter_codec(function, each) for each in parameters},
-            required=frozenset(
-                each.name
-                for each in parameters
-                if each.default is each.empty and each.kind in _ONE
-            ),
+            required=frozenset(each.name for each in parameters if each.default is each.empty and each.kind in _ONE),
         )
         self._inputs = _InputCodec(_input_codec(self._fields), noun="input")
         self._simple = all(kind in _NAMED for kind in kinds)
         self._places = [each.name for each in parameters if each.kind in _POSITIONAL]
         # What follows *args by position must be given by position as well.
-        leading = (
-            _POSITIONAL if _Kind.VAR_POSITIONAL in kinds else (_Kind.POSITIONAL_ONLY,)
-        )
+        leading = _POSITIONAL if _Kind.VAR_POSITIONAL in kinds else (_Kind.POSITIONAL_ONLY,)
         self._leading = [each for each in parameters if each.kind in leading]
 
     def dump_call(
@@ -230,13 +202,9 @@ class CallCodec:
 
         Raise `TypeError` where Python would, else as `ValueCodec.dump` does.
         """
-        return self._inputs.dump(
-            self._bind(args, kwargs), where=where, max_bytes=max_bytes
-        )
+        return self._inputs.dump(self._bind(args, kwargs), where=where, max_bytes=max_bytes)
 
-    def load_call(
-        self, text: str, *, where: str = ""
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def load_call(self, text: str, *, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what to call the function with; raise `UndecodableValue` if its signature has become another."""
         arguments: dict[str, Any] = self._inputs.load(text, where=where)
         return ((), arguments) if self._simple else self._placed(arguments)
@@ -245,18 +213,11 @@ class CallCodec:
         fields = self._fields
         if self._simple and len(args) <= len(self._places):
             bound = dict(zip(self._places, args, strict=False))
-            if (
-                kwargs
-                and bound.keys().isdisjoint(kwargs)
-                and fields.codecs.keys() >= kwargs.keys()
-            ):
+            if kwargs and bound.keys().isdisjoint(kwargs) and fields.codecs.keys() >= kwargs.keys():
                 bound.update(kwargs)
                 # In the signature's order, so that one input is always one text.
                 bound = {name: bound[name] for name in fields.codecs if name in bound}
-            if (
-                len(bound) == len(args) + len(kwargs)
-                and bound.keys() >= fields.required
-            ):
+            if len(bound) == len(args) + len(kwargs) and bound.keys() >= fields.required:
                 return bound
 
         # Five times slower, but it knows every kind of parameter, and every way to call them wrong.
@@ -265,9 +226,7 @@ class CallCodec:
         except TypeError as error:
             raise TypeError(f"{self.name}() {error}") from None
 
-    def _placed(
-        self, arguments: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _placed(self, arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter in self._leading:
@@ -305,9 +264,7 @@ def _codec(function: Callable[..., Any], part: str, annotation: Any) -> Codec:
         raise AnnotationRefused(f"{_place(function)}: {part}: {error}") from None
 
 
-def _parameter_codec(
-    function: Callable[..., Any], parameter: inspect.Parameter
-) -> Codec:
+def _parameter_codec(function: Callable[..., Any], parameter: inspect.Parameter) -> Codec:
     one = _codec(function, f"parameter {parameter.name!r}", parameter.annotation)
     if parameter.kind is _Kind.VAR_POSITIONAL:
         return tuple_of(one)

@@ -30,9 +30,7 @@ PROBE_SECONDS = 30.0
 class Listener:
     """A thread that calls `wake` when another process may have made something due."""
 
-    def __init__(
-        self, store: Store, wake: Callable[[], None], *, url: str | None = None
-    ) -> None:
+    def __init__(self, store: Store, wake: Callable[[], None], *, url: str | None = None) -> None:
         self._store = store
         self._wake = wake
         self._url = url
@@ -63,13 +61,9 @@ class Listener:
             pause = 0.1
             try:
                 self._wake()
-                (self._listen if self._store.dialect.listens else self._watch)(
-                    connection
-                )
+                (self._listen if self._store.dialect.listens else self._watch)(connection)
             except Exception as error:
-                self._store.complain(
-                    "wake-ups were interrupted, polling meanwhile", error
-                )
+                self._store.complain("wake-ups were interrupted, polling meanwhile", error)
                 self._ending.wait(pause)
             finally:
                 self.listening = False
@@ -82,9 +76,7 @@ class Listener:
         import psycopg
 
         url = sa.make_url(self._url).set(drivername="postgresql")
-        return psycopg.connect(
-            url.render_as_string(hide_password=False), autocommit=True
-        )
+        return psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"LISTEN {CHANNEL}")

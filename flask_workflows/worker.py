@@ -134,10 +134,7 @@ class Worker:
     def _handle_signals(self) -> Callable[[], None]:
         if threading.current_thread() is not threading.main_thread():
             return lambda: None
-        before = {
-            number: signal.getsignal(number)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def handle(number: int, frame: object) -> None:
             if self._stopping.is_set():
@@ -167,23 +164,16 @@ class Worker:
                 return True
             except Exception as error:
                 cause = getattr(error, "orig", None) or error.__cause__ or error
-                if not self._store.dialect.is_transient(
-                    getattr(cause, "orig", None) or cause
-                ):
+                if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
                     raise
-                self._store.complain(
-                    "the database does not answer, waiting for it", error
-                )
+                self._store.complain("the database does not answer, waiting for it", error)
             self._stopping.wait(pause)
             pause = min(pause * 2, 2.0)
         return False
 
     def _work(self) -> int:
         self._store.connections.keep(self.concurrency + 2)
-        threads = [
-            self._thread(self._execute_jobs, f"workflows-{i}")
-            for i in range(self.concurrency)
-        ]
+        threads = [self._thread(self._execute_jobs, f"workflows-{i}") for i in range(self.concurrency)]
         claimer = self._thread(self._claim_loop, "workflows-claimer")
         listener = self._listener()
         self._runtime.wakers.add(self._wake)
@@ -215,9 +205,7 @@ class Worker:
     def _listener(self) -> Listener | None:
         if not self._runtime.config.listen and self._store.dialect.listens:
             return None
-        return Listener(
-            self._store, self._wake.set, url=self._runtime.config.listen_url
-        )
+        return Listener(self._store, self._wake.set, url=self._runtime.config.listen_url)
 
     def _watch(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for a stop. A worker whose claimer or lease thread died does nothing more of use: it ends."""
@@ -231,9 +219,7 @@ class Worker:
                 self._failed = SetupError("a thread of the worker died")
                 self._stopping.set()
 
-    def _drain(
-        self, threads: Sequence[threading.Thread], claimer: threading.Thread
-    ) -> None:
+    def _drain(self, threads: Sequence[threading.Thread], claimer: threading.Thread) -> None:
         """Let what runs finish for a while, hand back the rest."""
         self._wake.set()
         for _ in threads:
@@ -252,14 +238,9 @@ class Worker:
 
     def _say_goodbye(self) -> None:
         try:
-            held = [
-                (execution.run.id, execution.run.epoch)
-                for execution in self._keeper.live()
-            ]
+            held = [(execution.run.id, execution.run.epoch) for execution in self._keeper.live()]
             if held:
-                logger.info(
-                    "handing back %d runs that did not finish in time", len(held)
-                )
+                logger.info("handing back %d runs that did not finish in time", len(held))
                 self._store.hand_back(held)
             self._store.stop_worker(self.id)
         except Exception as error:
@@ -347,54 +328,35 @@ class Worker:
         if lone is not None:
             # It may take its worker with it: nobody else is to be aboard.
             self._alone = True
-            self._store.hand_back(
-                [(run.id, run.epoch) for run in batch if run is not lone]
-            )
+            self._store.hand_back([(run.id, run.epoch) for run in batch if run is not lone])
             batch = [lone]
         self._dispatch(batch)
         full = len(batch) == free
         if full:
-            self._be_hungry(
-                self.concurrency
-                + self._room_ahead() // 2
-                + (1 if not self._room_ahead() else 0)
-            )
+            self._be_hungry(self.concurrency + self._room_ahead() // 2 + (1 if not self._room_ahead() else 0))
         return full and self._room_ahead() > 0
 
     def _claim_ahead(self, outstanding: int) -> bool:
         self._return_unbegun()
         room = self._room_ahead() - (outstanding - self.concurrency)
-        if (
-            time.monotonic() - self._careful_at
-            > self._runtime.config.poll_interval_ms / 1000
-        ):
+        if time.monotonic() - self._careful_at > self._runtime.config.poll_interval_ms / 1000:
             # Runs that lost a worker are only taken into free threads: let one become free.
             self._be_hungry(self.concurrency)
             return False
         if room <= 0:
-            self._be_hungry(
-                self.concurrency + self._room_ahead() // 2
-                if self._room_ahead()
-                else self.concurrency
-            )
+            self._be_hungry(self.concurrency + self._room_ahead() // 2 if self._room_ahead() else self.concurrency)
             return False
         batch = self._store.claim(self._scope, self.id, room, begin=False)
         if outstanding == self.concurrency:
             self._ahead_since = time.monotonic()
         self._dispatch(batch)
-        self._be_hungry(
-            self.concurrency + self._room_ahead() // 2
-            if len(batch) == room
-            else self.concurrency
-        )
+        self._be_hungry(self.concurrency + self._room_ahead() // 2 if len(batch) == room else self.concurrency)
         return False
 
     def _room_ahead(self) -> int:
         if self._average_ms >= SHORT_MS or self._alone:
             return 0
-        return min(
-            MOST_AHEAD, int(self.concurrency * SHORT_MS / max(self._average_ms, 1.0))
-        )
+        return min(MOST_AHEAD, int(self.concurrency * SHORT_MS / max(self._average_ms, 1.0)))
 
     def _be_hungry(self, below: int) -> None:
         """Be woken when fewer than that many runs are outstanding; at once if it is so already."""
@@ -415,11 +377,7 @@ class Worker:
 
     def _return_unbegun(self) -> None:
         """Give back what waits behind runs that turned out long."""
-        if (
-            self._ahead_since
-            and time.monotonic() - self._ahead_since > AHEAD_SECONDS
-            and self._average_ms >= SHORT_MS
-        ):
+        if self._ahead_since and time.monotonic() - self._ahead_since > AHEAD_SECONDS and self._average_ms >= SHORT_MS:
             self._hand_back_unbegun()
 
     def _hand_back_unbegun(self) -> None:
@@ -440,9 +398,7 @@ class Worker:
             try:
                 self._store.hand_back([(job.run.id, job.run.epoch) for job in waiting])
             except Exception as error:
-                self._store.complain(
-                    "runs claimed ahead go back when their leases end", error
-                )
+                self._store.complain("runs claimed ahead go back when their leases end", error)
             with self._count:
                 self._outstanding -= len(waiting)
         self._ahead_since = 0.0
@@ -486,15 +442,10 @@ class Worker:
                 for item in json.loads(text)
             ]
             for run_id, version, epoch in overdue:
-                if not any(
-                    known == name and low <= version <= high
-                    for known, low, high in advertised
-                ):
+                if not any(known == name and low <= version <= high for known, low, high in advertised):
                     self._fail_one(run_id, name, version, oldest, epoch)
 
-    def _fail_one(
-        self, run_id: str, name: str, version: int, oldest: int, epoch: int
-    ) -> None:
+    def _fail_one(self, run_id: str, name: str, version: int, oldest: int, epoch: int) -> None:
         error = SetupError(
             f"no live worker resumes {name!r} version {version}, the oldest that is resumed is {oldest}: register the "
             f"old code again, or declare min_version={version} on code that can take it over; then retry the run"
@@ -515,6 +466,4 @@ def _log_quietly(message: str) -> None:
     try:
         logger.exception(message)
     except Exception:
-        os.write(
-            2, f"flask_workflows: {message}, and it could not be logged\n".encode()
-        )
+        os.write(2, f"flask_workflows: {message}, and it could not be logged\n".encode())

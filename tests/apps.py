@@ -39,9 +39,8 @@ def make_app(
     Without `workflows` it gets some of its own, whose pages are open to everybody.
     """
     app = Flask("tests")
-    app.config.from_mapping(
-        SECRET_KEY="tests", SQLALCHEMY_DATABASE_URI=url, TESTING=True, **config
-    )
+    app.config.update(SECRET_KEY="tests", SQLALCHEMY_DATABASE_URI=url, TESTING=True)
+    app.config.update(config)
     db = db or make_db()
     db.init_app(app)
     workflows = workflows or Workflows(authorize=_everybody)

@@ -35,7 +35,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
         "-d",
         str(directory),
     ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
     (path,) = directory.glob("*.whl")
 
     return zipfile.ZipFile(path)

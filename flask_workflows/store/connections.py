@@ -24,9 +24,7 @@ class Connections:
     many stay open while unused.
     """
 
-    def __init__(
-        self, engine: sa.Engine, keep: int, prepare: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, engine: sa.Engine, keep: int, prepare: Callable[[Any], None]) -> None:
         self._engine = engine
         self._keep = keep
         self._prepare = prepare

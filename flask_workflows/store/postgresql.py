@@ -23,7 +23,7 @@ _TICK = "(SELECT ms FROM clock)"
 
 _FENCE = """
 SELECT id, cancel_requested_at FROM workflow_runs
-WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL FOR NO KEY UPDATE
+WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL FOR NO KEY UPDATE
 """
 
 
@@ -80,16 +80,12 @@ class PostgreSQL:
         sql.add_writes(params, writes)
         return execute(_settle_sql(len(writes)), params).fetchone() is not None
 
-    def claim(
-        self, connection: Any, scope: str, params: Mapping[str, Any]
-    ) -> list[tuple[Any, ...]]:
+    def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.
         cursor = connection.execute(_claim_sql(scope), params, prepare=False)
         return list(cursor.fetchall())
 
-    def renew(
-        self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]
-    ) -> list[tuple[Any, ...]]:
+    def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         """Rows locked by somebody are left out, so that one of them holds up no other."""
         params["ids"] = [run_id for run_id, _ in held]
         params["epochs"] = [epoch for _, epoch in held]
@@ -97,9 +93,7 @@ class PostgreSQL:
 
     def in_transaction(self, connection: Any) -> bool:
         """Whether the DBAPI connection's open transaction has written something."""
-        row = connection.execute(
-            "SELECT pg_current_xact_id_if_assigned() IS NOT NULL"
-        ).fetchone()
+        row = connection.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
         return bool(row[0])
 
     holds_write_lock = None
@@ -110,25 +104,19 @@ class PostgreSQL:
 
         return isinstance(
             error,
-            psycopg.OperationalError
-            | psycopg.InterfaceError
-            | psycopg.errors.ReadOnlySqlTransaction,
+            psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction,
         )
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether a rival transaction won, so that repeating ours from its start is right."""
         import psycopg
 
-        return isinstance(
-            error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure
-        )
+        return isinstance(error, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure)
 
     def is_blocked(self, error: BaseException) -> bool:
         import psycopg
 
-        return self.is_conflict(error) or isinstance(
-            error, psycopg.errors.LockNotAvailable
-        )
+        return self.is_conflict(error) or isinstance(error, psycopg.errors.LockNotAvailable)
 
     def is_duplicate(self, error: BaseException) -> bool:
         import psycopg
@@ -145,7 +133,7 @@ FROM (
     SELECT w.id FROM workflow_runs w
     JOIN unnest(CAST(:ids AS text[]), CAST(:epochs AS integer[])) AS held (id, epoch)
         ON w.id = held.id AND w.epoch = held.epoch
-    WHERE w.finished_at IS NULL
+    WHERE w.worker IS NOT NULL
     FOR NO KEY UPDATE OF w SKIP LOCKED
 ) AS mine
 WHERE r.id = mine.id
@@ -169,9 +157,7 @@ def _claim_sql(scope: str) -> str:
 
 
 def _steps_sql(count: int) -> str:
-    rows = " UNION ALL ".join(
-        f"SELECT fence.id, {sql.step_row(i, 'text')} FROM fence" for i in range(count)
-    )
+    rows = " UNION ALL ".join(f"SELECT fence.id, {sql.step_row(i, 'text')} FROM fence" for i in range(count))
     return f"INSERT INTO workflow_steps ({sql.STEP_COLUMNS}) {rows} {sql.STEP_CONFLICT}"
 
 

@@ -61,32 +61,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = datetime(9999, 12, 31, tzinfo=UTC)
 
 _SUMMARY: tuple[sa.ColumnElement[Any], ...] = (
-    *(
-        column
-        for column in runs.c
-        if column.name not in ("live_key", "input", "output", "error")
-    ),
+    *(column for column in runs.c if column.name not in ("live_key", "input", "output", "error")),
     sa.func.substr(runs.c.error, 1, _ERROR_HEAD).label("error"),
 )
 _STEP_SUMMARY: tuple[sa.ColumnElement[Any], ...] = (
-    *(
-        column
-        for column in steps.c
-        if column.name not in ("input", "output", "error", "earlier")
-    ),
+    *(column for column in steps.c if column.name not in ("input", "output", "error", "earlier")),
     sa.func.substr(steps.c.error, 1, _ERROR_HEAD).label("error"),
-    sa.case((sa.func.length(steps.c.earlier) <= _EARLIER_LIMIT, steps.c.earlier)).label(
-        "earlier"
-    ),
+    sa.case((sa.func.length(steps.c.earlier) <= _EARLIER_LIMIT, steps.c.earlier)).label("earlier"),
 )
 
 Conditions = tuple[sa.ColumnElement[bool], ...]
 
 
 # A partial index is used where its own condition stands in the query word for word: as literals, not parameters.
-_REMARKABLE: sa.ColumnElement[bool] = runs.c.status != sa.literal(
-    "completed", literal_execute=True
-)
+_REMARKABLE: sa.ColumnElement[bool] = runs.c.status != sa.literal("completed", literal_execute=True)
 _OPEN: sa.ColumnElement[bool] = steps.c.status.in_(
     sa.bindparam(
         "open",
@@ -101,9 +89,7 @@ _OPEN: sa.ColumnElement[bool] = steps.c.status.in_(
 
 
 @contextmanager
-def reading(
-    engine: sa.Engine, *, seconds: float | None = None
-) -> Iterator[sa.Connection]:
+def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.Connection]:
     """Lend a connection to read from; it is rolled back afterwards.
 
     With `seconds`, statements that take longer raise `ReadTimeout`.
@@ -129,9 +115,7 @@ def _limited(connection: sa.Connection, seconds: float) -> Iterator[None]:
         deadline = time.monotonic() + seconds
         driver.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
     elif connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(
-            f"SET LOCAL statement_timeout = {int(seconds * 1000)}"
-        )
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
     try:
         yield
     except sa.exc.OperationalError as error:
@@ -144,10 +128,7 @@ def _limited(connection: sa.Connection, seconds: float) -> Iterator[None]:
 
 
 def _is_timeout(error: sa.exc.DBAPIError) -> bool:
-    return (
-        getattr(error.orig, "sqlstate", None) == "57014"
-        or str(error.orig) == "interrupted"
-    )
+    return getattr(error.orig, "sqlstate", None) == "57014" or str(error.orig) == "interrupted"
 
 
 def database_now(connection: sa.Connection) -> datetime:
@@ -164,33 +145,19 @@ def database_now(connection: sa.Connection) -> datetime:
 # One run -----------------------------------------------------------------------------------
 
 
-def read_run(
-    connection: sa.Connection, run_id: str, *, payloads: bool = True
-) -> Run | None:
+def read_run(connection: sa.Connection, run_id: str, *, payloads: bool = True) -> Run | None:
     """The run, with its input and output unless told otherwise; null if there is none."""
-    columns = [
-        column
-        for column in runs.c
-        if payloads or column.name not in ("input", "output")
-    ]
-    row = (
-        connection.execute(sa.select(*columns).where(runs.c.id == run_id))
-        .mappings()
-        .one_or_none()
-    )
+    columns = [column for column in runs.c if payloads or column.name not in ("input", "output")]
+    row = connection.execute(sa.select(*columns).where(runs.c.id == run_id)).mappings().one_or_none()
     return None if row is None else _run(row)
 
 
-def read_heads(
-    connection: sa.Connection, run_id: str, limit: int
-) -> tuple[Head | None, Head | None]:
+def read_heads(connection: sa.Connection, run_id: str, limit: int) -> tuple[Head | None, Head | None]:
     """The beginnings of a run's input and output."""
     columns = []
     for column in (runs.c.input, runs.c.output):
         columns += [sa.func.substr(column, 1, limit), sa.func.length(column)]
-    row = connection.execute(
-        sa.select(*columns).where(runs.c.id == run_id)
-    ).one_or_none()
+    row = connection.execute(sa.select(*columns).where(runs.c.id == run_id)).one_or_none()
     if row is None:
         return None, None
     text, length, output, output_length = row
@@ -205,15 +172,9 @@ def read_details(connection: sa.Connection, run_id: str) -> RunDetails | None:
     run = read_run(connection, run_id)
     if run is None:
         return None
-    query = (
-        sa.select(steps)
-        .where(steps.c.run_id == run_id)
-        .order_by(steps.c.position, steps.c.key)
-    )
+    query = sa.select(steps).where(steps.c.run_id == run_id).order_by(steps.c.position, steps.c.key)
     rows = connection.execute(query).mappings()
-    return RunDetails(
-        run, tuple(_step(row, number) for number, row in enumerate(rows, start=1))
-    )
+    return RunDetails(run, tuple(_step(row, number) for number, row in enumerate(rows, start=1)))
 
 
 def read_steps(
@@ -271,10 +232,7 @@ def read_steps(
 
 
 def count_steps(connection: sa.Connection, run_id: str) -> int:
-    return (
-        connection.scalar(sa.select(sa.func.count()).where(steps.c.run_id == run_id))
-        or 0
-    )
+    return connection.scalar(sa.select(sa.func.count()).where(steps.c.run_id == run_id)) or 0
 
 
 def count_ahead(connection: sa.Connection, run: Run, *, cap: int = 1_001) -> Count:
@@ -291,9 +249,7 @@ def count_ahead(connection: sa.Connection, run: Run, *, cap: int = 1_001) -> Cou
         .limit(cap)
         .subquery()
     )
-    return _capped(
-        connection.scalar(sa.select(sa.func.count()).select_from(due)) or 0, cap
-    )
+    return _capped(connection.scalar(sa.select(sa.func.count()).select_from(due)) or 0, cap)
 
 
 # Lists -------------------------------------------------------------------------------------
@@ -316,10 +272,7 @@ def list_runs(
     say nothing about it.
     """
     plan = _Plan(connection, query, scan=scan, until=until, real_time=real_time)
-    listed = [
-        _run(row)
-        for row in plan.rows(query.limit + 1, tuple(runs.c) if payloads else _SUMMARY)
-    ]
+    listed = [_run(row) for row in plan.rows(query.limit + 1, tuple(runs.c) if payloads else _SUMMARY)]
     edge = plan.edge()
     if edge is not None:
         # Beyond the edge of one probe the finds of the others have gaps between them.
@@ -373,15 +326,12 @@ def count_newer(
     if found is None:
         return Count(0)
     return _capped(
-        connection.scalar(sa.select(sa.func.count()).select_from(found.subquery()))
-        or 0,
+        connection.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0,
         cap,
     )
 
 
-def count_runs(
-    connection: sa.Connection, query: RunQuery, *, real_time: bool = True
-) -> dict[RunStatus, Count]:
+def count_runs(connection: sa.Connection, query: RunQuery, *, real_time: bool = True) -> dict[RunStatus, Count]:
     """How many runs each status has, under the other filters of the query.
 
     Unfinished ones are counted exactly, finished ones up to a cap. With a filter no index knows, the count is of the
@@ -393,16 +343,12 @@ def count_runs(
         plan = _Plan(connection, one, scan=COUNT_CAP, real_time=real_time)
         selected = plan.count(exact=status in LIVE)
         if selected is not None:
-            counted.append(
-                selected.add_columns(sa.literal(status.value).label("status"))
-            )
+            counted.append(selected.add_columns(sa.literal(status.value).label("status")))
 
     counts = dict.fromkeys(RunStatus, Count(0))
     for value, looked, status in connection.execute(sa.union_all(*counted)):
         capped = looked >= COUNT_CAP
-        counts[RunStatus(status)] = Count(
-            min(value, COUNT_CAP - 1) if capped else value, capped
-        )
+        counts[RunStatus(status)] = Count(min(value, COUNT_CAP - 1) if capped else value, capped)
     return counts
 
 
@@ -436,15 +382,11 @@ class _Plan:
         else:
             self._probes = _probes(connection, query)
         #: How many runs each probe looks at.
-        self._share = (
-            max((scan or 0) // max(len(self._probes), 1), 1) if bounded else None
-        )
+        self._share = max((scan or 0) // max(len(self._probes), 1), 1) if bounded else None
 
     def ids(self, limit: int) -> sa.Select[Any] | None:
         """Select the first `limit` ids; null when there can be none."""
-        return self._merged(
-            [self._probe(probe, limit) for probe in self._probes], limit
-        )
+        return self._merged([self._probe(probe, limit) for probe in self._probes], limit)
 
     def _probe(self, probe: Conditions, limit: int) -> sa.Select[Any]:
         if self._share is None:
@@ -453,28 +395,19 @@ class _Plan:
         chosen = sa.select(looked.c.id).where(*self._matches(looked.c))
         return chosen.order_by(self._order(looked.c.id)).limit(limit)
 
-    def rows(
-        self, limit: int, columns: Sequence[sa.ColumnElement[Any]]
-    ) -> Sequence[sa.RowMapping]:
+    def rows(self, limit: int, columns: Sequence[sa.ColumnElement[Any]]) -> Sequence[sa.RowMapping]:
         found = self.ids(limit)
         if found is None:
             return ()
         chosen = sa.select(found.subquery().c.id)
-        query = (
-            sa.select(*columns)
-            .where(runs.c.id.in_(chosen))
-            .order_by(self._order(runs.c.id))
-        )
+        query = sa.select(*columns).where(runs.c.id.in_(chosen)).order_by(self._order(runs.c.id))
         return self._connection.execute(query).mappings().all()
 
     def edge(self) -> str | None:
         """The id up to which every probe looked; null when each looked at all it has."""
         if self._share is None:
             return None
-        lasts = [
-            self._ordered(probe, ()).limit(1).offset(self._share - 1).subquery()
-            for probe in self._probes
-        ]
+        lasts = [self._ordered(probe, ()).limit(1).offset(self._share - 1).subquery() for probe in self._probes]
         edges = sa.union_all(*(sa.select(last.c.id) for last in lasts)).subquery()
         nearest = sa.func.min(edges.c.id) if self.newer else sa.func.max(edges.c.id)
         found: str | None = self._connection.scalar(sa.select(nearest))
@@ -488,48 +421,28 @@ class _Plan:
         number = sa.func.count()
         if exact and not self._rest:
             (probe,) = self._probes
-            return sa.select(
-                number.label("value"), sa.literal(0).label("looked")
-            ).where(*probe, *self._range)
+            return sa.select(number.label("value"), sa.literal(0).label("looked")).where(*probe, *self._range)
 
-        members = [
-            self._ordered(probe, self._rest).limit(COUNT_CAP) for probe in self._probes
-        ]
+        members = [self._ordered(probe, self._rest).limit(COUNT_CAP) for probe in self._probes]
         merged = self._merged(members, COUNT_CAP)
         if merged is None:
             return None
         looked = merged.subquery()
-        matching = (
-            sa.func.count(sa.case((sa.and_(*self._matches(looked.c)), 1)))
-            if self._rest
-            else number
-        )
-        return sa.select(matching.label("value"), number.label("looked")).select_from(
-            looked
-        )
+        matching = sa.func.count(sa.case((sa.and_(*self._matches(looked.c)), 1))) if self._rest else number
+        return sa.select(matching.label("value"), number.label("looked")).select_from(looked)
 
     def _ordered(self, probe: Conditions, names: Iterable[str]) -> sa.Select[Any]:
         columns = (runs.c.id, *(runs.c[name] for name in names))
-        return (
-            sa.select(*columns)
-            .where(*probe, *self._range)
-            .order_by(self._order(runs.c.id))
-        )
+        return sa.select(*columns).where(*probe, *self._range).order_by(self._order(runs.c.id))
 
-    def _merged(
-        self, members: Sequence[sa.Select[Any]], limit: int
-    ) -> sa.Select[Any] | None:
+    def _merged(self, members: Sequence[sa.Select[Any]], limit: int) -> sa.Select[Any] | None:
         if len(members) < 2:
             return members[0] if members else None
         # A member with an order and a limit must be a table of its own.
-        merged = sa.union_all(
-            *(sa.select(member.subquery()) for member in members)
-        ).subquery()
+        merged = sa.union_all(*(sa.select(member.subquery()) for member in members)).subquery()
         return sa.select(merged).order_by(self._order(merged.c.id)).limit(limit)
 
-    def _matches(
-        self, columns: sa.ColumnCollection[str, Any]
-    ) -> list[sa.ColumnElement[bool]]:
+    def _matches(self, columns: sa.ColumnCollection[str, Any]) -> list[sa.ColumnElement[bool]]:
         return [columns[name] == value for name, value in self._rest.items()]
 
     def _order(self, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -540,10 +453,7 @@ def _probes(connection: sa.Connection, query: RunQuery) -> list[Conditions]:
     workflow, status = query.workflow, query.status
     if workflow is not None:
         statuses = RunStatus if status is None else (status,)
-        return [
-            (runs.c.workflow == workflow, runs.c.status == one.value)
-            for one in statuses
-        ]
+        return [(runs.c.workflow == workflow, runs.c.status == one.value) for one in statuses]
     if status is None:
         return [()]
     if not _needs_names(query):
@@ -582,9 +492,7 @@ def _window(query: RunQuery, *, ids: bool) -> Iterator[sa.ColumnElement[bool]]:
             yield runs.c.id < id_at(_id_millis(before + _SKEW_MS))
 
 
-def _place(
-    cursor: Cursor | None, until: str | None
-) -> Iterator[sa.ColumnElement[bool]]:
+def _place(cursor: Cursor | None, until: str | None) -> Iterator[sa.ColumnElement[bool]]:
     if cursor is not None:
         yield runs.c.id > cursor.id if cursor.newer else runs.c.id < cursor.id
     if until is not None:
@@ -597,28 +505,16 @@ def _id_millis(millis: int) -> int:
 
 def workflow_names(connection: sa.Connection, *, limit: int = 1_000) -> list[str]:
     """The names that have runs, each found by one step through the index."""
-    first = sa.select(
-        sa.func.min(runs.c.workflow).label("name"), sa.literal(1).label("place")
-    )
+    first = sa.select(sa.func.min(runs.c.workflow).label("name"), sa.literal(1).label("place"))
     names = first.cte("names", recursive=True)
-    following = (
-        sa.select(sa.func.min(runs.c.workflow))
-        .where(runs.c.workflow > names.c.name)
-        .scalar_subquery()
-    )
+    following = sa.select(sa.func.min(runs.c.workflow)).where(runs.c.workflow > names.c.name).scalar_subquery()
     names = names.union_all(
-        sa.select(following, names.c.place + 1).where(
-            names.c.name.is_not(None), names.c.place < limit
-        )
+        sa.select(following, names.c.place + 1).where(names.c.name.is_not(None), names.c.place < limit)
     )
-    return list(
-        connection.scalars(sa.select(names.c.name).where(names.c.name.is_not(None)))
-    )
+    return list(connection.scalars(sa.select(names.c.name).where(names.c.name.is_not(None))))
 
 
-def read_open_steps(
-    connection: sa.Connection, run_ids: Sequence[str]
-) -> dict[str, tuple[Step, ...]]:
+def read_open_steps(connection: sa.Connection, run_ids: Sequence[str]) -> dict[str, tuple[Step, ...]]:
     """The unfinished steps of each run that has any."""
     if not run_ids:
         return {}
@@ -665,15 +561,15 @@ def _run(row: sa.RowMapping) -> Run:
         status=RunStatus.read(row["status"]),
         epoch=row["epoch"],
         worker=row["worker"],
-        due_at=_instant(row["due_at"]),
+        due_at=instant(row["due_at"]),
         attempts=row["attempts"],
         max_attempts=row["max_attempts"],
         losses=row["losses"],
-        cancel_requested_at=_instant(row["cancel_requested_at"]),
+        cancel_requested_at=instant(row["cancel_requested_at"]),
         created_at=_required(row["created_at"]),
-        started_at=_instant(row["started_at"]),
+        started_at=instant(row["started_at"]),
         updated_at=_required(row["updated_at"]),
-        finished_at=_instant(row["finished_at"]),
+        finished_at=instant(row["finished_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),
@@ -688,9 +584,9 @@ def _step(row: sa.RowMapping, number: int | None = None) -> Step:
         kind=row["kind"],
         status=row["status"],
         attempts=row["attempts"],
-        started_at=_instant(row["started_at"]),
-        finished_at=_instant(row["finished_at"]),
-        due_at=_instant(row["due_at"]),
+        started_at=instant(row["started_at"]),
+        finished_at=instant(row["finished_at"]),
+        due_at=instant(row["due_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
         earlier=_attempts(row["earlier"]),
         number=number,
@@ -705,8 +601,8 @@ def _attempts(text: str | None) -> tuple[Attempt, ...]:
         return ()
     return tuple(
         Attempt(
-            _instant(attempt.get("started_at")),
-            _instant(attempt.get("finished_at")),
+            instant(attempt.get("started_at")),
+            instant(attempt.get("finished_at")),
             None if attempt.get("error") is None else RunError.of(attempt["error"]),
         )
         for attempt in value
@@ -727,7 +623,7 @@ def _worker(row: sa.RowMapping) -> Worker:
         concurrency=row["concurrency"],
         started_at=_required(row["started_at"]),
         seen_at=_required(row["seen_at"]),
-        stopped_at=_instant(row["stopped_at"]),
+        stopped_at=instant(row["stopped_at"]),
     )
 
 
@@ -742,7 +638,7 @@ def _millis(instant: datetime) -> int:
     return (instant - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _instant(millis: object) -> datetime | None:
+def instant(millis: object) -> datetime | None:
     if not isinstance(millis, int):
         return None
     try:
@@ -752,4 +648,4 @@ def _instant(millis: object) -> datetime | None:
 
 
 def _required(millis: object) -> datetime:
-    return _instant(millis) or _EPOCH
+    return instant(millis) or _EPOCH

@@ -99,23 +99,17 @@ class SQLite:
             raise Unsettled
         return settled
 
-    def claim(
-        self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
-    ) -> list[tuple[Any, ...]]:
+    def claim(self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         # A look first: an idle worker then neither takes the write lock nor wakes the other workers.
         if connection.execute(_peek_sql(scope), params).fetchone() is None:
             return []
         with self.transaction(connection):
             return connection.execute(_claim_sql(scope), params).fetchall()
 
-    def renew(
-        self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]
-    ) -> list[tuple[Any, ...]]:
+    def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         renewed = []
         for run_id, epoch in held:
-            row = execute(
-                self.sql(_RENEW), {**params, "run_id": run_id, "epoch": epoch}
-            ).fetchone()
+            row = execute(self.sql(_RENEW), {**params, "run_id": run_id, "epoch": epoch}).fetchone()
             if row is not None:
                 renewed.append(row)
         return renewed
@@ -153,7 +147,7 @@ _RECORD = SQLite.sql(
     f"""
     INSERT INTO workflow_steps ({sql.STEP_COLUMNS})
     SELECT r.id, {sql.step_row(0, "text")} FROM workflow_runs r
-    WHERE r.id = :run_id AND r.epoch = :epoch AND r.finished_at IS NULL
+    WHERE r.id = :run_id AND r.epoch = :epoch AND r.worker IS NOT NULL
     {sql.STEP_CONFLICT}
     RETURNING (SELECT cancel_requested_at FROM workflow_runs WHERE id = :run_id)
     """
@@ -161,16 +155,14 @@ _RECORD = SQLite.sql(
 
 _RENEW = """
 UPDATE workflow_runs SET due_at = {now} + :lease_ms, status = 'running', updated_at = {now}
-WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
 RETURNING id, epoch, cancel_requested_at
 """
 
 
 @cache
 def _peek_sql(scope: str) -> str:
-    return SQLite.sql(
-        "SELECT 1 FROM workflow_runs WHERE " + sql.CLAIMABLE.replace("{scope}", scope)
-    )
+    return SQLite.sql("SELECT 1 FROM workflow_runs WHERE " + sql.CLAIMABLE.replace("{scope}", scope))
 
 
 @cache

@@ -58,10 +58,11 @@ WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
     AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
 """
 
-#: Marks an execution as begun, and forgets faults that came before the step now stored.
+#: Marks an execution as begun, and forgets faults that came before the step now stored. Like every write of an
+#: execution it asks for a worker too: once the outcome is stored nobody holds the run, though the epoch is still its.
 TOUCH_RUN = """
 UPDATE workflow_runs SET status = 'running', attempts = 0, losses = 0, updated_at = {now}
-WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
 RETURNING id, cancel_requested_at
 """
 
@@ -111,7 +112,7 @@ SELECT id, epoch FROM workflow_runs WHERE id IN ({ids})
 HAND_BACK = """
 UPDATE workflow_runs SET status = 'pending', worker = NULL, epoch = epoch + 1,
     due_at = {now} + CAST(:delay_ms AS bigint), updated_at = {now}
-WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
 """
 
 #: Runs a claim took whose reply never arrived: nobody executes them.
@@ -226,9 +227,7 @@ def step_row(index: int, text: str) -> str:
 def named(prefix: str, values: list[str]) -> tuple[str, dict[str, str]]:
     """`:a0, :a1, …` for an IN list, and its parameters."""
     names = [f"{prefix}{i}" for i in range(len(values))]
-    return ", ".join(f":{name}" for name in names), dict(
-        zip(names, values, strict=True)
-    )
+    return ", ".join(f":{name}" for name in names), dict(zip(names, values, strict=True))
 
 
 @cache

@@ -55,9 +55,7 @@ class Scope(NamedTuple):
     params: dict[str, Any]
 
     @classmethod
-    def of(
-        cls, ranges: Iterable[tuple[str, int, int]], queues: Sequence[str] = ()
-    ) -> Scope:
+    def of(cls, ranges: Iterable[tuple[str, int, int]], queues: Sequence[str] = ()) -> Scope:
         """Runs of each workflow from its lowest to its highest version, on `queues` or on all."""
         by_range: dict[tuple[int, int], list[str]] = {}
         for name, low, high in ranges:
@@ -68,9 +66,7 @@ class Scope(NamedTuple):
         for number, ((low, high), names) in enumerate(sorted(by_range.items())):
             listed, added = sql.named(f"workflow{number}_", sorted(names))
             params.update(added)
-            parts.append(
-                f"(workflow IN ({listed}) AND version BETWEEN {int(low)} AND {int(high)})"
-            )
+            parts.append(f"(workflow IN ({listed}) AND version BETWEEN {int(low)} AND {int(high)})")
         condition = f"({' OR '.join(parts)})" if parts else "1 = 0"
 
         if queues:
@@ -166,30 +162,21 @@ class Store:
         Waits for an uncommitted rival with the same key. Rows go in by key, so that two such calls cannot deadlock.
         """
         execute = self._execute(connection)
-        ordered = sorted(
-            new_runs, key=lambda run: (run.workflow, run.workspace, run.key or "")
-        )
+        ordered = sorted(new_runs, key=lambda run: (run.workflow, run.workspace, run.key or ""))
         inserted: set[str] = set()
         for start in range(0, len(ordered), ROWS_PER_INSERT):
-            inserted.update(
-                self._insert_rows(execute, ordered[start : start + ROWS_PER_INSERT])
-            )
+            inserted.update(self._insert_rows(execute, ordered[start : start + ROWS_PER_INSERT]))
         taken = [run for run in ordered if run.id not in inserted]
         return {run.id: self._holder(execute, run) for run in taken}
 
     def _insert_rows(self, execute: Execute, new_runs: Sequence[NewRun]) -> list[str]:
         params = self._params()
         for index, run in enumerate(new_runs):
-            params.update(
-                (f"{field}{index}", value)
-                for field, value in zip(NewRun._fields, run, strict=True)
-            )
+            params.update((f"{field}{index}", value) for field, value in zip(NewRun._fields, run, strict=True))
             params[f"status{index}"] = "sleeping" if run.delay_ms else "pending"
             params[f"delay_ms{index}"] = run.delay_ms or 0
         statement = sql.INSERT_RUN.replace("{rows}", sql.run_rows(len(new_runs)))
-        return [
-            row[0] for row in execute(self.dialect.sql(statement), params).fetchall()
-        ]
+        return [row[0] for row in execute(self.dialect.sql(statement), params).fetchall()]
 
     def _holder(self, execute: Execute, run: NewRun) -> str:
         """The unfinished run with this key; if it finished just now, the new one after all."""
@@ -200,9 +187,7 @@ class Store:
                 return str(row[0])
             if self._insert_rows(execute, [run]):
                 return run.id
-        raise KeyTaken(
-            f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see"
-        )
+        raise KeyTaken(f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see")
 
     def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
         """As `insert`, committed at once."""
@@ -248,9 +233,7 @@ class Store:
             return found
         listed, params = sql.named("run", list(run_ids))
         statement = self.dialect.sql(sql.HISTORY.replace("{ids}", listed))
-        for row in self._patiently(
-            lambda c: self._execute(c)(statement, params).fetchall()
-        ):
+        for row in self._patiently(lambda c: self._execute(c)(statement, params).fetchall()):
             found[row[0]].append(StoredStep(*row[1:]))
         return found
 
@@ -260,9 +243,7 @@ class Store:
         A row locked by somebody else is in neither list.
         """
         params = self._params(lease_ms=self.lease_ms)
-        rows = self._once(
-            lambda c: self.dialect.renew(self._execute(c), params, held), together=True
-        )
+        rows = self._once(lambda c: self.dialect.renew(self._execute(c), params, held), together=True)
         renewed = [Lease(*row) for row in rows]
         seen = {lease.id for lease in renewed}
         missing = {run_id: epoch for run_id, epoch in held if run_id not in seen}
@@ -273,9 +254,7 @@ class Store:
             return []
         listed, params = sql.named("run", list(held))
         statement = self.dialect.sql(sql.EPOCHS.replace("{ids}", listed))
-        epochs = dict(
-            self._once(lambda c: self._execute(c)(statement, params).fetchall())
-        )
+        epochs = dict(self._once(lambda c: self._execute(c)(statement, params).fetchall()))
         return [run_id for run_id, epoch in held.items() if epochs.get(run_id) != epoch]
 
     def hand_back(self, held: Sequence[tuple[str, int]], *, delay_ms: int = 0) -> None:
@@ -301,9 +280,7 @@ class Store:
 
     # Writes of an execution, fenced ----------------------------------------------------------
 
-    def record(
-        self, run_id: str, epoch: int, writes: Sequence[StepWrite], *, touch: bool
-    ) -> Fenced:
+    def record(self, run_id: str, epoch: int, writes: Sequence[StepWrite], *, touch: bool) -> Fenced:
         """Store calls of a run. `touch` marks it as begun and forgets faults before this step.
 
         Waits for a database that is away. Raises `LeaseGone` when the run belongs to somebody else.
@@ -311,14 +288,10 @@ class Store:
 
         def operation(connection: Any) -> Fenced | None:
             params = self._params(run_id=run_id, epoch=epoch)
-            return self.dialect.record(
-                self._execute(connection), params, writes, touch=touch
-            )
+            return self.dialect.record(self._execute(connection), params, writes, touch=touch)
 
         several = touch or len(writes) > 1
-        fenced = self._patiently(
-            operation, together=several and self.dialect.name == "sqlite"
-        )
+        fenced = self._patiently(operation, together=several and self.dialect.name == "sqlite")
         if fenced is None:
             raise LeaseGone
         return fenced
@@ -334,24 +307,18 @@ class Store:
     ) -> Fenced:
         """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
         params = self._params(run_id=run_id, epoch=epoch)
-        fenced = self.dialect.record(
-            self._execute(connection), params, [write], touch=touch
-        )
+        fenced = self.dialect.record(self._execute(connection), params, [write], touch=touch)
         if fenced is None:
             raise LeaseGone
         return fenced
 
-    def record_start(
-        self, run: ClaimedRun, new_run: NewRun, write: Callable[[str], StepWrite]
-    ) -> str:
+    def record_start(self, run: ClaimedRun, new_run: NewRun, write: Callable[[str], StepWrite]) -> str:
         """Start a run from another one's body, and record the call with the id it got, in one transaction."""
 
         def operation(connection: Any) -> str:
             holder = self.insert(connection, [new_run]).get(new_run.id, new_run.id)
             params = self._params(run_id=run.id, epoch=run.epoch)
-            fenced = self.dialect.record(
-                self._execute(connection), params, [write(holder)], touch=True
-            )
+            fenced = self.dialect.record(self._execute(connection), params, [write(holder)], touch=True)
             if fenced is None:
                 raise LeaseGone
             return holder
@@ -368,14 +335,10 @@ class Store:
     def look(self, run_id: str) -> tuple[int, str, int | None, int | None] | None:
         """Epoch, status, when cancelling was asked for, when it finished; null for an unknown run."""
         statement = self.dialect.sql(sql.LOOK)
-        row = self._patiently(
-            lambda c: self._execute(c)(statement, {"run_id": run_id}).fetchone()
-        )
+        row = self._patiently(lambda c: self._execute(c)(statement, {"run_id": run_id}).fetchone())
         return None if row is None else (row[0], row[1], row[2], row[3])
 
-    def settle(
-        self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = ()
-    ) -> bool:
+    def settle(self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = ()) -> bool:
         """End an execution: the run's new state and its last calls, in one transaction.
 
         False when somebody asked meanwhile for the run to be cancelled: nothing is written then. Raises `LeaseGone`
@@ -389,9 +352,7 @@ class Store:
             tries += 1
             params = self._params(run_id=run_id, epoch=epoch)
             try:
-                return self.dialect.settle(
-                    self._execute(connection), params, change, writes
-                )
+                return self.dialect.settle(self._execute(connection), params, change, writes)
             except Unsettled:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN")
@@ -412,65 +373,38 @@ class Store:
 
     def save_worker(self, **values: Any) -> None:
         """Insert the worker's row, or renew its `seen_at`."""
-        self._once(
-            lambda c: self._execute(c)(
-                self.dialect.sql(sql.SAVE_WORKER), self._params(**values)
-            )
-        )
+        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.SAVE_WORKER), self._params(**values)))
 
     def stop_worker(self, worker: str) -> None:
-        self._once(
-            lambda c: self._execute(c)(
-                self.dialect.sql(sql.STOP_WORKER), self._params(id=worker)
-            )
-        )
+        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.STOP_WORKER), self._params(id=worker)))
 
     def forget_workers(self, after_ms: int) -> None:
         """Delete workers not seen for that long."""
         params = self._params(after_ms=after_ms)
-        self._once(
-            lambda c: self._execute(c)(self.dialect.sql(sql.FORGET_WORKERS), params)
-        )
+        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.FORGET_WORKERS), params))
 
     def live_workers(self, within_ms: int) -> list[str]:
         """What each live worker can run, as it advertised it."""
         params = self._params(within_ms=within_ms)
-        rows = self._once(
-            lambda c: self._execute(c)(
-                self.dialect.sql(sql.LIVE_WORKERS), params
-            ).fetchall()
-        )
+        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.LIVE_WORKERS), params).fetchall())
         return [row[0] for row in rows]
 
-    def overdue_below(
-        self, workflow: str, version: int, overdue_ms: int
-    ) -> list[tuple[str, int, int]]:
+    def overdue_below(self, workflow: str, version: int, overdue_ms: int) -> list[tuple[str, int, int]]:
         """(id, version, epoch) of runs of versions below, that long due."""
         params = self._params(workflow=workflow, below=version, overdue_ms=overdue_ms)
-        rows = self._once(
-            lambda c: self._execute(c)(
-                self.dialect.sql(sql.UNCLAIMED), params
-            ).fetchall()
-        )
+        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.UNCLAIMED), params).fetchall())
         return [(row[0], row[2], row[3]) for row in rows]
 
     def care_is_due(self, scope: Scope) -> bool:
         """Whether a run on its last chance waits for a worker that is otherwise idle."""
-        statement = self.dialect.sql(
-            sql.WAITING_CARE.replace("{scope}", scope.condition)
-        )
+        statement = self.dialect.sql(sql.WAITING_CARE.replace("{scope}", scope.condition))
         params = self._params(**scope.params)
-        return (
-            self._once(lambda c: self._execute(c)(statement, params).fetchone())
-            is not None
-        )
+        return self._once(lambda c: self._execute(c)(statement, params).fetchone()) is not None
 
     def end_cancelled(self) -> int:
         """Finish runs asked to be cancelled whose worker is gone."""
         statement = self.dialect.sql(sql.END_CANCELLED)
-        return int(
-            self._once(lambda c: self._execute(c)(statement, self._params()).rowcount)
-        )
+        return int(self._once(lambda c: self._execute(c)(statement, self._params()).rowcount))
 
     # Operator actions ------------------------------------------------------------------------
 
@@ -499,9 +433,7 @@ class Store:
             if not execute(self.dialect.sql(sql.RETRY_RUN), params).rowcount:
                 return False
             for key in forget:
-                execute(
-                    self.dialect.sql(sql.FORGET_STEP), {"run_id": run_id, "key": key}
-                )
+                execute(self.dialect.sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
             return True
 
         return self._once(operation, together=True)
@@ -521,24 +453,14 @@ class Store:
 
         return self._once(operation, together=True)
 
-    def prune_page(
-        self, after: str, before: str, cutoff: int, limit: int
-    ) -> tuple[str | None, int]:
+    def prune_page(self, after: str, before: str, cutoff: int, limit: int) -> tuple[str | None, int]:
         """Delete the finished among the next `limit` runs by id, with their steps, in one short transaction.
 
         Answers the last id looked at, null at the end, and how many runs went.
         """
         params = {"after": after, "before": before, "limit": limit}
-        page = self._once(
-            lambda c: self._execute(c)(
-                self.dialect.sql(sql.PRUNE_PAGE), params
-            ).fetchall()
-        )
-        ids = [
-            run_id
-            for run_id, finished_at in page
-            if finished_at is not None and finished_at < cutoff
-        ]
+        page = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.PRUNE_PAGE), params).fetchall())
+        ids = [run_id for run_id, finished_at in page if finished_at is not None and finished_at < cutoff]
         last = page[-1][0] if len(page) == limit else None
         return last, self._delete(ids, cutoff) if ids else 0
 
@@ -564,9 +486,7 @@ class Store:
     def count_prunable(self, before: str, cutoff: int) -> int:
         statement = self.dialect.sql(sql.COUNT_PRUNABLE)
         params = {"before": before, "cutoff": cutoff}
-        return int(
-            self._once(lambda c: self._execute(c)(statement, params).fetchone())[0]
-        )
+        return int(self._once(lambda c: self._execute(c)(statement, params).fetchone())[0])
 
 
 def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:

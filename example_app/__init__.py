@@ -44,11 +44,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app.config.from_mapping(DEFAULTS)
     app.config.from_prefixed_env()
     app.config.from_mapping(
-        {
-            key: os.environ[key]
-            for key in DEFAULTS
-            if key.startswith("EXAMPLE_") and key in os.environ
-        }
+        {key: os.environ[key] for key in DEFAULTS if key.startswith("EXAMPLE_") and key in os.environ}
     )
     app.config.from_mapping(config)
 

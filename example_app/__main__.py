@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="example_app-") as directory:
             return _run(options, Path(directory), port=free_port())
     if not is_free(options.port):
-        _say(
-            f"Port {options.port} is taken. Choose another: python -m example_app --port {options.port + 10}"
-        )
+        _say(f"Port {options.port} is taken. Choose another: python -m example_app --port {options.port + 10}")
         return 2
     if options.fresh:
         shutil.rmtree(options.directory, ignore_errors=True)
@@ -52,18 +50,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m example_app",
         description="Run the whole course shop on this machine.",
     )
-    parser.add_argument(
-        "--port", type=int, default=5080, help="of the web pages (default: 5080)"
-    )
+    parser.add_argument("--port", type=int, default=5080, help="of the web pages (default: 5080)")
     parser.add_argument(
         "--directory",
         type=Path,
         default=ROOT / "instance" / "demo",
         help="of the database and the mails (default: instance/demo)",
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="empty the directory first"
-    )
+    parser.add_argument("--fresh", action="store_true", help="empty the directory first")
     parser.add_argument(
         "--day-seconds",
         type=float,
@@ -85,9 +79,7 @@ def _run(options: argparse.Namespace, directory: Path, *, port: int) -> int:
     url = f"http://{HOST}:{port}"
     settings = _settings(
         directory,
-        check.SETTINGS
-        if options.check
-        else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)},
+        check.SETTINGS if options.check else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)},
     )
     supervisor = Supervisor({**os.environ, **settings}, _say)
     try:
@@ -126,9 +118,7 @@ def _settings(directory: Path, more: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _start(
-    supervisor: Supervisor, visitor: Visitor, settings: dict[str, str], *, port: int
-) -> None:
+def _start(supervisor: Supervisor, visitor: Visitor, settings: dict[str, str], *, port: int) -> None:
     smtp_port = int(settings["EXAMPLE_SMTP_PORT"])
     payments_port = int(settings["EXAMPLE_PAYMENTS_URL"].rpartition(":")[2])
 
@@ -157,12 +147,8 @@ def _start(
         "--call",
         "example_app:create_app",
     )
-    supervisor.wait_until(
-        lambda: listens(smtp_port), "The SMTP server's start", timeout=BOOT
-    )
-    supervisor.wait_until(
-        lambda: listens(payments_port), "The payment service's start", timeout=BOOT
-    )
+    supervisor.wait_until(lambda: listens(smtp_port), "The SMTP server's start", timeout=BOOT)
+    supervisor.wait_until(lambda: listens(payments_port), "The payment service's start", timeout=BOOT)
     supervisor.wait_until(visitor.is_served, "The web pages' start", timeout=BOOT)
     supervisor.start("worker", *FLASK, "workflows", "work", restart=True)
 

@@ -37,9 +37,7 @@ def charge(card_token: str, amount: Decimal, *, idempotency_key: str) -> Receipt
             timeout=TIMEOUT,
         )
     except requests.RequestException as error:
-        raise PaymentUnavailable(
-            f"No answer from the payment service: {error}"
-        ) from error
+        raise PaymentUnavailable(f"No answer from the payment service: {error}") from error
 
     if response.status_code == 402:
         raise CardDeclined(response.json()["message"])

@@ -20,20 +20,14 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
     impl = sa.DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(
-        self, value: datetime | None, dialect: sa.Dialect
-    ) -> datetime | None:
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
         return value.astimezone(UTC) if value is not None else None
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
         instant: datetime | None = value
         if instant is None:
             return None
-        return (
-            instant.replace(tzinfo=UTC)
-            if instant.tzinfo is None
-            else instant.astimezone(UTC)
-        )
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
 def now() -> datetime:
@@ -65,12 +59,8 @@ class Learner(Base):
     trial_run_id: Mapped[str | None] = mapped_column(sa.String(36))
 
     account: Mapped[Account] = relationship(back_populates="learner")
-    enrolments: Mapped[list[Enrolment]] = relationship(
-        back_populates="learner", order_by="Enrolment.id"
-    )
-    mails: Mapped[list[SentMail]] = relationship(
-        back_populates="learner", order_by="SentMail.id"
-    )
+    enrolments: Mapped[list[Enrolment]] = relationship(back_populates="learner", order_by="Enrolment.id")
+    mails: Mapped[list[SentMail]] = relationship(back_populates="learner", order_by="SentMail.id")
 
 
 class Course(Base):
@@ -110,9 +100,7 @@ class Account(Base):
     renewal_run_id: Mapped[str | None] = mapped_column(sa.String(36))
 
     learner: Mapped[Learner] = relationship(back_populates="account")
-    charges: Mapped[list[Charge]] = relationship(
-        back_populates="account", order_by="Charge.id"
-    )
+    charges: Mapped[list[Charge]] = relationship(back_populates="account", order_by="Charge.id")
 
 
 class Charge(Base):

@@ -59,9 +59,7 @@ bp = Blueprint("payments", __name__)
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     app = Flask(__name__)
     app.config.from_mapping(DEFAULTS)
-    app.config.from_mapping(
-        {key: os.environ[key] for key in DEFAULTS if key in os.environ}
-    )
+    app.config.from_mapping({key: os.environ[key] for key in DEFAULTS if key in os.environ})
     app.config.from_mapping(config)
     app.register_blueprint(bp)
     app.register_error_handler(HTTPException, _as_json)
@@ -96,9 +94,7 @@ def create_charge() -> tuple[Response, int]:
     if charged and card.endswith("2000"):
         time.sleep(float(current_app.config["EXAMPLE_PAYMENTS_SLOW_SECONDS"]))
     if charged and card.endswith("0503"):
-        return _error(
-            "unavailable", "The charge went through, but you are not told.", 503
-        )
+        return _error("unavailable", "The charge went through, but you are not told.", 503)
     return jsonify(receipt), 201 if charged else 200
 
 
@@ -131,9 +127,7 @@ def _transaction() -> Iterator[sqlite3.Connection]:
 def _count_request(database: sqlite3.Connection, key: str) -> int:
     """Note the request and return how many there were with this key, it included."""
     database.execute("INSERT INTO requests (idempotency_key) VALUES (?)", (key,))
-    row = database.execute(
-        "SELECT count(*) FROM requests WHERE idempotency_key = ?", (key,)
-    ).fetchone()
+    row = database.execute("SELECT count(*) FROM requests WHERE idempotency_key = ?", (key,)).fetchone()
     return int(row[0])
 
 
@@ -145,9 +139,7 @@ def _fails_now(database: sqlite3.Connection) -> bool:
     return int(total) % every == 0
 
 
-def _charge_once(
-    database: sqlite3.Connection, key: str, card: str, amount: Decimal
-) -> tuple[dict[str, str], bool]:
+def _charge_once(database: sqlite3.Connection, key: str, card: str, amount: Decimal) -> tuple[dict[str, str], bool]:
     """Return the receipt of this key and whether it was made just now."""
     made = database.execute(
         "INSERT INTO charges (id, idempotency_key, card, amount)"
@@ -155,9 +147,7 @@ def _charge_once(
         " ON CONFLICT (idempotency_key) DO NOTHING",
         (key, card, str(amount)),
     ).rowcount
-    row = database.execute(
-        "SELECT id, card, amount FROM charges WHERE idempotency_key = ?", (key,)
-    ).fetchone()
+    row = database.execute("SELECT id, card, amount FROM charges WHERE idempotency_key = ?", (key,)).fetchone()
     return dict(row), made == 1
 
 
@@ -166,6 +156,4 @@ def _error(error: str, message: str, status: int) -> tuple[Response, int]:
 
 
 def _as_json(error: HTTPException) -> tuple[Response, int]:
-    return _error(
-        error.name.lower().replace(" ", "_"), error.description or "", error.code or 500
-    )
+    return _error(error.name.lower().replace(" ", "_"), error.description or "", error.code or 500)

@@ -57,9 +57,7 @@ def sign_up(name: str, email: str, course_id: int, card_token: str) -> Learner:
     # leaves neither a learner without a welcome nor a welcome without a learner.
     db.session.flush()
     learner.onboarding_run_id = onboarding.start(learner_id=learner.id).id
-    learner.trial_run_id = trial_reminders.start(
-        learner_id=learner.id, ends_at=learner.trial_ends_at
-    ).id
+    learner.trial_run_id = trial_reminders.start(learner_id=learner.id, ends_at=learner.trial_ends_at).id
     return learner
 
 
@@ -76,8 +74,4 @@ def finish(enrolment: Enrolment) -> None:
 def seed_courses() -> None:
     """Put the courses in, unless they are there."""
     known = set(db.session.scalars(sa.select(Course.title)))
-    db.session.add_all(
-        Course(title=title, lessons=lessons)
-        for title, lessons in COURSES.items()
-        if title not in known
-    )
+    db.session.add_all(Course(title=title, lessons=lessons) for title, lessons in COURSES.items() if title not in known)

@@ -99,9 +99,7 @@ class Supervisor:
             self._children[index] = again
             self._say(f"{how}. It was started again as process {again.process.pid}.")
 
-    def wait_until(
-        self, condition: Callable[[], bool], what: str, *, timeout: float
-    ) -> None:
+    def wait_until(self, condition: Callable[[], bool], what: str, *, timeout: float) -> None:
         """Wait for the condition while looking after the processes."""
         deadline = time.monotonic() + timeout
         while True:
@@ -152,11 +150,7 @@ class Supervisor:
         child.process.terminate()
         deadline = time.monotonic() + GRACE
         # A second Ctrl-C is somebody who will not wait.
-        while (
-            child.process.poll() is None
-            and time.monotonic() < deadline
-            and self._signals < 2
-        ):
+        while child.process.poll() is None and time.monotonic() < deadline and self._signals < 2:
             time.sleep(0.05)
         child.process.kill()
         child.process.wait()

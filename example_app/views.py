@@ -25,6 +25,8 @@ from example_app.models import Account
 from example_app.models import Course
 from example_app.models import Enrolment
 from example_app.models import Learner
+from flask_workflows import Run
+from flask_workflows import RunNotFound
 
 if TYPE_CHECKING:
     from werkzeug import Response
@@ -40,15 +42,6 @@ EMAIL = re.compile(r"[A-Za-z0-9._+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 def init_app(app: Flask) -> None:
     app.register_blueprint(bp)
-    app.jinja_env.globals.update(dashboard_url=dashboard_url, run_url=run_url)
-
-
-def dashboard_url() -> str:
-    return "/workflows"
-
-
-def run_url(run_id: str) -> str:
-    return "/workflows/runs/" + run_id
 
 
 @bp.get("/")
@@ -62,9 +55,7 @@ def sign_up() -> Response | tuple[str, int]:
     errors = _check(form)
     if not errors:
         try:
-            learner = shop.sign_up(
-                form["name"], form["email"], int(form["course"]), form["card"]
-            )
+            learner = shop.sign_up(form["name"], form["email"], int(form["course"]), form["card"])
             db.session.commit()
         except (shop.EmailTaken, sa.exc.IntegrityError):
             db.session.rollback()
@@ -79,16 +70,19 @@ def sign_up() -> Response | tuple[str, int]:
 def learner(learner_id: int) -> str:
     learner = db.get_or_404(Learner, learner_id)
     runs = {
-        "Onboarding": learner.onboarding_run_id,
-        "Trial reminders": learner.trial_run_id,
-        "Renewal": learner.account.renewal_run_id,
+        "Onboarding": _run(learner.onboarding_run_id),
+        "Trial reminders": _run(learner.trial_run_id),
+        "Renewal": _run(learner.account.renewal_run_id),
     }
-    return render_template(
-        "shop/learner.html",
-        learner=learner,
-        runs={title: workflows.get(run_id) for title, run_id in runs.items() if run_id},
-        cards=shop.CARDS,
-    )
+    return render_template("shop/learner.html", learner=learner, runs=runs, cards=shop.CARDS)
+
+
+def _run(run_id: str | None) -> Run | None:
+    try:
+        return workflows.get(run_id) if run_id else None
+    except RunNotFound:
+        # A month after its end a run is pruned.
+        return None
 
 
 @bp.post("/accounts/<int:account_id>/renew")

@@ -77,9 +77,7 @@ def send_mail(learner_id: int, template: str) -> None:
     message = mail.compose(learner, template, message_id=f"<{key}@example.com>")
     mail.deliver(message)
     # Not committed here: it commits together with the step's result.
-    db.session.add(
-        SentMail(learner_id=learner_id, template=template, subject=message["Subject"])
-    )
+    db.session.add(SentMail(learner_id=learner_id, template=template, subject=message["Subject"]))
 
 
 @workflows.step
@@ -94,20 +92,13 @@ def account_owner(account_id: int) -> int:
 
 
 @workflows.step(
-    retry=Retry(
-        attempts=5,
-        backoff=Retry.exponential(
-            MINUTE.total_seconds(), max=60 * MINUTE.total_seconds()
-        ),
-    ),
+    retry=Retry(attempts=5, backoff=Retry.exponential(MINUTE, max=60 * MINUTE)),
     raises=(CardDeclined,),
 )
 def charge(account_id: int) -> Receipt:
     account = db.session.get_one(Account, account_id)
     # One key for all tries of this step: the service charges once, whatever is lost on the way.
-    return billing.charge(
-        account.card_token, account.price, idempotency_key=current_run.idempotency_key
-    )
+    return billing.charge(account.card_token, account.price, idempotency_key=current_run.idempotency_key)
 
 
 @workflows.step(transactional=True)
@@ -115,9 +106,7 @@ def record_receipt(account_id: int, receipt: Receipt) -> None:
     account = db.session.get_one(Account, account_id)
     account.status = "active"
     account.paid_until = max(account.paid_until or now(), now()) + 30 * DAY
-    db.session.add(
-        Charge(account_id=account_id, receipt_id=receipt.id, amount=receipt.amount)
-    )
+    db.session.add(Charge(account_id=account_id, receipt_id=receipt.id, amount=receipt.amount))
 
 
 @workflows.step(transactional=True)

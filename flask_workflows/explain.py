@@ -127,9 +127,7 @@ def _main_step(open_steps: Iterable[Step]) -> Step | None:
     """The step that says most about what the run does: one that executes, else the one due first."""
     last = datetime.max.replace(tzinfo=UTC)
     return min(
-        open_steps,
-        key=lambda step: (step.status != "running", step.due_at or last, step.position),
-        default=None,
+        open_steps, key=lambda step: (step.status != "running", step.due_at or last, step.position), default=None
     )
 
 
@@ -141,10 +139,7 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
     step = _main_step(open_steps)
     match state(run, open_steps):
         case "cancelling":
-            return (
-                "stops at the next step, asked ",
-                Instant(run.cancel_requested_at or run.updated_at, "ago"),
-            )
+            return ("stops at the next step, asked ", Instant(run.cancel_requested_at or run.updated_at, "ago"))
         case "retrying":
             return _retry_line(run, step)
         case RunStatus.PENDING:
@@ -152,11 +147,7 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
         case RunStatus.RUNNING:
             return _running_line(run, step, around)
         case RunStatus.SLEEPING:
-            return _timed_line(
-                "starts " if run.started_at is None and step is None else "wakes ",
-                run,
-                around,
-            )
+            return _timed_line("starts " if run.started_at is None and step is None else "wakes ", run, around)
         case RunStatus.WAITING:
             return (*_waited_for(step), *_time_out(run))
         case RunStatus.FAILED:
@@ -173,12 +164,7 @@ def _pending_line(run: Run, around: Surroundings) -> Text:
     nobody = _nobody(run, around)
     if nobody is not None:
         return nobody
-    return (
-        "next in ",
-        Name(run.queue),
-        ", due ",
-        Instant(run.due_at or run.created_at, "ago"),
-    )
+    return ("next in ", Name(run.queue), ", due ", Instant(run.due_at or run.created_at, "ago"))
 
 
 def _running_line(run: Run, step: Step | None, around: Surroundings) -> Text:
@@ -192,22 +178,14 @@ def _timed_line(verb: str, run: Run, around: Surroundings) -> Text:
     if run.due_at is None:
         return ()
     if _late(run, around):
-        return (
-            *(_nobody(run, around) or ("waits for a free worker",)),
-            ", due ",
-            Instant(run.due_at, "ago"),
-        )
+        return (*(_nobody(run, around) or ("waits for a free worker",)), ", due ", Instant(run.due_at, "ago"))
     return (verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"))
 
 
 def _retry_line(run: Run, step: Step | None) -> Text:
     due: Text = () if run.due_at is None else (" ", Instant(run.due_at, "in"))
     if step is None:
-        return (
-            f"attempt {run.attempts + 1} of {run.max_attempts}",
-            *due,
-            *_because(run.error),
-        )
+        return (f"attempt {run.attempts + 1} of {run.max_attempts}", *due, *_because(run.error))
     return (*_numbered(step), f", try {step.attempts + 1}", *due, *_because(step.error))
 
 
@@ -294,13 +272,7 @@ def worker_name(worker: Worker) -> str:
 # The sentences of the run's own page -------------------------------------------------------
 
 
-def why(
-    run: Run,
-    open_steps: Sequence[Step],
-    around: Surroundings,
-    *,
-    failed: Step | None = None,
-) -> Why:
+def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: Step | None = None) -> Why:
     """What is going on with the run, and why it does not move.
 
     `failed` is the step that failed the run, if one did.
@@ -327,22 +299,12 @@ def why(
             took = "" if run.took is None else f" in {phrases.duration(run.took)}"
             return Why((f"Done{took}.",), _kept(run, around))
         case other:
-            return Why(
-                (
-                    "Its status is ",
-                    Name(other),
-                    ", which this version of the package does not know.",
-                )
-            )
+            return Why(("Its status is ", Name(other), ", which this version of the package does not know."))
 
 
 def _why_pending(run: Run, around: Surroundings) -> Why:
     if run.worker is not None and not _late(run, around):
-        headline: Text = (
-            "Taken by ",
-            *_worker(run, around),
-            "; it begins when a thread is free there.",
-        )
+        headline: Text = ("Taken by ", *_worker(run, around), "; it begins when a thread is free there.")
         return Why(headline, _losses(run))
     nobody = _why_nobody(run, around)
     if nobody is not None:
@@ -351,16 +313,8 @@ def _why_pending(run: Run, around: Surroundings) -> Why:
     ahead: Text = ()
     if around.ahead is not None and around.ahead.value:
         number = phrases.count(around.ahead.value, capped=around.ahead.capped)
-        ahead = (
-            f"; {number} {'is' if around.ahead.value == 1 else 'are'} ahead of it in ",
-            Name(run.queue),
-        )
-    headline = (
-        "Pending for ",
-        Instant(run.due_at or run.created_at, "for"),
-        *ahead,
-        ".",
-    )
+        ahead = (f"; {number} {'is' if around.ahead.value == 1 else 'are'} ahead of it in ", Name(run.queue))
+    headline = ("Pending for ", Instant(run.due_at or run.created_at, "for"), *ahead, ".")
     return Why(headline, _sentences(_able(run, around), _losses(run)))
 
 
@@ -388,22 +342,12 @@ def _why_nobody(run: Run, around: Surroundings) -> Why | None:
     serving = [worker for worker in around.workers if worker.serves(run.queue)]
     if not serving:
         start = ("Start one: ", Name(work_command(run.queue)), ".")
-        return Why(
-            ("No live worker serves queue ", Name(run.queue), "."),
-            _sentences(start, due),
-        )
+        return Why(("No live worker serves queue ", Name(run.queue), "."), _sentences(start, due))
 
     ranges = [versions for worker in serving for versions in worker.versions(run.workflow)]
     if not ranges:
-        start = (
-            "Start one whose ",
-            Name("WORKFLOWS_IMPORTS"),
-            " names the module that declares it.",
-        )
-        return Why(
-            ("No live worker knows the workflow ", Name(run.workflow), "."),
-            _sentences(start, due),
-        )
+        start = ("Start one whose ", Name("WORKFLOWS_IMPORTS"), " names the module that declares it.")
+        return Why(("No live worker knows the workflow ", Name(run.workflow), "."), _sentences(start, due))
 
     here = in_ranges(run.version, (around.known or {}).get(run.workflow, ()))
     restart: Text = ("This app's code has it: restart the workers.",) if here else ()
@@ -434,11 +378,7 @@ def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
         if nobody is not None:
             over = ("Nobody can take it over: ", *nobody, ".")
         again: Text = () if step is None else (*_capital(_numbered(step)), ", then starts again.")
-        headline: Text = (
-            "Its worker does not answer; the lease ran out ",
-            Instant(run.due_at, "ago"),
-            ".",
-        )
+        headline: Text = ("Its worker does not answer; the lease ran out ", Instant(run.due_at, "ago"), ".")
         return Why(headline, _sentences(over, again, _losses(run)))
 
     on: Text = ("on ", *_worker(run, around), ".")
@@ -469,12 +409,7 @@ def _why_retrying(run: Run, step: Step | None, around: Surroundings) -> Why:
         said_: Text = () if run.error is None else (said(run.error, limit=300),)
         return Why(_sentences(raised, following), _sentences((used,), overdue, said_))
     times = "once" if step.attempts == 1 else f"{step.attempts} times"
-    failed: Text = (
-        *_capital(_numbered(step)),
-        f", failed {times}, with ",
-        *_raised(step.error),
-        ".",
-    )
+    failed: Text = (*_capital(_numbered(step)), f", failed {times}, with ", *_raised(step.error), ".")
     said_ = () if step.error is None else (said(step.error, limit=300),)
     return Why(_sentences(failed, following), _sentences(overdue, said_))
 
@@ -487,10 +422,7 @@ def _why_sleeping(run: Run, step: Step | None, around: Surroundings) -> Why:
     if run.due_at is None:
         return Why(("Sleeps, and nothing will wake it.",))
     if _late(run, around):
-        return Why(
-            ("It should have woken ", Instant(run.due_at, "ago"), "."),
-            _overdue(run, around),
-        )
+        return Why(("It should have woken ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
 
     verb = "Starts " if run.started_at is None and step is None else "Sleeps until "
     since: Text = ()
@@ -513,13 +445,7 @@ def _why_waiting(run: Run, step: Step | None, around: Surroundings) -> Why:
     if run.due_at is not None and _late(run, around):
         ends = _sentences(("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
     elif run.due_at is not None:
-        ends = (
-            "At most until ",
-            Instant(run.due_at),
-            ", ",
-            Instant(run.due_at, "in"),
-            ".",
-        )
+        ends = ("At most until ", Instant(run.due_at), ", ", Instant(run.due_at, "in"), ".")
     return Why(("Waiting for ", *_waited_for(step), "."), _sentences(since, ends))
 
 
@@ -533,10 +459,7 @@ def _why_failed(run: Run, failed: Step | None) -> Why:
         return Why((f"Failed: {message}",), _losses(run))
     if error.kind == "nondeterminism":
         mend: Text = ("Mend the code, then retry: what is stored is kept.",)
-        return Why(
-            ("The code no longer makes the calls that were recorded.",),
-            _sentences((message,), mend),
-        )
+        return Why(("The code no longer makes the calls that were recorded.",), _sentences((message,), mend))
     if error.step is None:
         used: Text = (f"{run.attempts} of {run.max_attempts} attempts used.",) if run.attempts else ()
         return Why((f"Failed: {message}",), used)
@@ -554,21 +477,14 @@ def _why_cancelled(run: Run, around: Surroundings) -> Why:
     if run.finished_at is None:
         return Why(("Cancelled.",))
     before = "" if run.started_at is not None else " before it began"
-    return Why(
-        (f"Cancelled{before}, ", Instant(run.finished_at, "ago"), "."),
-        _kept(run, around),
-    )
+    return Why((f"Cancelled{before}, ", Instant(run.finished_at, "ago"), "."), _kept(run, around))
 
 
 def _kept(run: Run, around: Surroundings) -> Text:
     if not around.keep_days or run.finished_at is None:
         return ()
     until = run.finished_at + timedelta(days=around.keep_days)
-    return (
-        "Kept until ",
-        Instant(until),
-        f" ({phrases.several(around.keep_days, 'day')}).",
-    )
+    return ("Kept until ", Instant(until), f" ({phrases.several(around.keep_days, 'day')}).")
 
 
 def _losses(run: Run) -> Text:

@@ -96,7 +96,7 @@ class Workflows:
         app.extensions[EXTENSION] = runtime
         self._runtimes.add(runtime)
         app.cli.add_command(workflows_group)
-        if False and config.dashboard:
+        if config.dashboard:
             from .views import create_blueprint
 
             app.register_blueprint(create_blueprint(config))

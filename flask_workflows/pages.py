@@ -25,7 +25,6 @@ from .explain import Why
 from .explain import why
 from .explain import work_command
 from .explain import worker_name
-from .payloads import DECODE_LIMIT
 from .payloads import Folded
 from .payloads import Frame
 from .payloads import read_traceback
@@ -186,13 +185,7 @@ class RunPage:
 
 
 def run_page(
-    run: Run,
-    steps: Sequence[Step],
-    step_count: int,
-    around: Surroundings,
-    *,
-    input: Head | None,
-    output: Head | None,
+    run: Run, steps: Sequence[Step], step_count: int, around: Surroundings, *, input: Head | None, output: Head | None
 ) -> RunPage:
     open_steps = [step for step in steps if not step.finished]
     failed = _failed_step(run, steps)

@@ -60,19 +60,12 @@ def show_value(head: Head) -> Shown:
         return Shown((beginning, "…"), f"The beginning of {whole}, as it is stored.")
     try:
         value = json.loads(
-            head.text,
-            object_pairs_hook=_Pairs,
-            parse_int=_Number,
-            parse_float=_Number,
-            parse_constant=_Number,
+            head.text, object_pairs_hook=_Pairs, parse_int=_Number, parse_float=_Number, parse_constant=_Number
         )
         parts, complete = _take(_lines(value, ""), LIMIT)
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0]
-        return Shown(
-            (redact_text(head.text[:_RAW_LIMIT]),),
-            f"Not readable as JSON ({reason}). As it is stored:",
-        )
+        return Shown((redact_text(head.text[:_RAW_LIMIT]),), f"Not readable as JSON ({reason}). As it is stored:")
     return Shown(parts, "" if complete else f"The first {phrases.size(LIMIT)} of {whole}.")
 
 

@@ -18,9 +18,8 @@ from zoneinfo import ZoneInfo
 
 import jinja2
 from flask import current_app
-from flask import Flask
-from flask import request as current_request
 from flask import Request
+from flask import request as current_request
 from flask import url_for
 from markupsafe import escape
 from markupsafe import Markup
@@ -120,11 +119,10 @@ class Presentation:
             several=phrases.several,
         )
 
-    def use_templates_of(self, app: Flask) -> None:
+    def put_before(self, loader: jinja2.BaseLoader | None) -> None:
         """Let the app's own templates go before ours."""
-        theirs = app.jinja_loader
-        if theirs is not None:
-            self._environment.loader = jinja2.ChoiceLoader([theirs, self._ours])
+        if loader is not None:
+            self._environment.loader = jinja2.ChoiceLoader([loader, self._ours])
 
     def render(self, template: str, viewer: Viewer, **values: Any) -> str:
         return self._environment.get_template(f"{FOLDER}/{template}").render(

@@ -134,6 +134,14 @@ class Runtime:
         models.metadata.create_all(engine)
         return engine
 
+    def close(self) -> None:
+        """Close the engine's connections and delete what was kept in the process. The app may still be used."""
+        if "store" in self.__dict__:
+            self.store.close()
+        if self._directory is not None:
+            self.engine.dispose()
+            self._directory.cleanup()
+
     def check_schema(self) -> None:
         """Raise `SchemaError` where the tables are missing, behind or ahead."""
         if not self.apart:

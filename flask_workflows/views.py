@@ -17,7 +17,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from flask import Blueprint
-from flask import current_app
 from flask import redirect
 from flask import request
 from flask import url_for
@@ -33,6 +32,7 @@ from .errors import InvalidCursor
 from .errors import ReadTimeout
 from .errors import SchemaError
 from .explain import Surroundings
+from .payloads import DECODE_LIMIT
 from .presentation import Assets
 from .presentation import Presentation
 from .presentation import Viewer
@@ -83,7 +83,7 @@ def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") 
     """The pages, to be registered on the app once."""
     blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
     pages_of_app = _Pages()
-    blueprint.record(lambda state: pages_of_app.presentation.use_templates_of(state.app))
+    blueprint.record(lambda state: pages_of_app.presentation.put_before(state.app.jinja_loader))
 
     rules: tuple[tuple[str, str, Action | None, View], ...] = (
         ("/", "index", "view", pages_of_app.index),
@@ -182,7 +182,7 @@ class _Pages:
             page=page,
             seen=seen,
             filters=filters,
-            poll=filters.args | ({"until": filters.until or first} if first else {}),
+            poll={**filters.args, **({"until": filters.until or first} if first else {})},
             interval=LIST_INTERVAL,
             windows=WINDOWS,
             limits=LIMITS,
@@ -199,9 +199,7 @@ class _Pages:
             workers = read.live_workers(connection, now)
         try:
             with read.reading(runtime.engine, seconds=SECONDS) as connection:
-                page = read.list_runs(
-                    connection, filters.query, scan=SCAN, until=filters.until, real_time=real_time
-                )
+                page = read.list_runs(connection, filters.query, scan=SCAN, until=filters.until, real_time=real_time)
                 open_steps = read.read_open_steps(connection, [run.id for run in page.runs if not run.finished])
                 if filters.until is not None:
                     new = read.count_newer(connection, filters.query, filters.until, real_time=real_time)
@@ -232,17 +230,12 @@ class _Pages:
             steps, step_count = read.read_steps(
                 connection, run_id, whole=STEPS_PER_PAGE, start=None if start is None else max(start, 1)
             )
-            input_head, output_head = read.read_heads(connection, run_id, pages.DECODE_LIMIT)
+            input_head, output_head = read.read_heads(connection, run_id, DECODE_LIMIT)
             workers = read.live_workers(connection, now)
             ahead = read.count_ahead(connection, run) if run.status is RunStatus.PENDING else None
 
         page = pages.run_page(
-            run,
-            steps,
-            step_count,
-            _surroundings(runtime, now, workers, ahead),
-            input=input_head,
-            output=output_head,
+            run, steps, step_count, _surroundings(runtime, now, workers, ahead), input=input_head, output=output_head
         )
         seen = pages.token(page)
         if request.headers.get(SEEN_HEADER) == seen:
@@ -311,9 +304,7 @@ def _surroundings(runtime: Runtime, now: datetime, workers: Any, ahead: Count | 
     known: dict[str, list[tuple[int, int]]] = {}
     for name, low, high in runtime.registry.ranges():
         known.setdefault(name, []).append((low, high))
-    return Surroundings(
-        now=now, workers=workers, known=known, keep_days=runtime.config.prune_after_days, ahead=ahead
-    )
+    return Surroundings(now=now, workers=workers, known=known, keep_days=runtime.config.prune_after_days, ahead=ahead)
 
 
 def _queues(runtime: Runtime) -> list[str]:
@@ -355,7 +346,9 @@ def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
 def back_to_list(args: MultiDict[str, str]) -> dict[str, str]:
     """The list's filters that the run's page carries, for the way back."""
     return {
-        name: value for name in ("status", "workflow", "queue", "key", "time", "limit", "cursor") if (value := args.get(name))
+        name: value
+        for name in ("status", "workflow", "queue", "key", "time", "limit", "cursor")
+        if (value := args.get(name))
     }
 
 

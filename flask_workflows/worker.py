@@ -26,6 +26,8 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
+
 from .engine import Engine
 from .errors import SetupError
 from .failures import describe
@@ -94,7 +96,7 @@ class Worker:
         self._hungry_below = 0
         self._average_ms = SHORT_MS
         self._alone = False
-        self._ahead_since = 0.0
+        self._ahead_at = self._settled_at = 0.0
         self._careful_at = 0.0
         self._beat_at = self._swept_at = float("-inf")
         self._strays = False
@@ -161,6 +163,7 @@ class Worker:
             try:
                 self._runtime.check_schema()
                 self._beat()
+                self._warn()
                 return True
             except Exception as error:
                 cause = getattr(error, "orig", None) or error.__cause__ or error
@@ -170,6 +173,30 @@ class Worker:
             self._stopping.wait(pause)
             pause = min(pause * 2, 2.0)
         return False
+
+    def _warn(self) -> None:
+        """Say at boot what will keep runs from moving."""
+        registry = self._runtime.registry
+        orphans = [
+            f"{name} v{version} ({count} runs)"
+            for name, version, count in self._store.unfinished()
+            if registry.resume(name, version) is None
+        ]
+        if orphans:
+            logger.warning(
+                "no code is registered here for unfinished runs of %s: they wait for a worker that has it; import the "
+                "modules that declare it, or list them in WORKFLOWS_IMPORTS",
+                ", ".join(orphans),
+            )
+        room = _pool_size(self._runtime.app_engine)
+        if room is not None and room < self.concurrency:
+            logger.warning(
+                "%d threads share %d connections of the app's pool: steps that use db.session wait for one another; "
+                'set SQLALCHEMY_ENGINE_OPTIONS = {"pool_size": %d} (leases and records have connections of their own)',
+                self.concurrency,
+                room,
+                self.concurrency,
+            )
 
     def _work(self) -> int:
         self._store.connections.keep(self.concurrency + 2)
@@ -260,7 +287,8 @@ class Worker:
                 # Nothing of a run may take its thread with it, not even a log handler that raises.
                 _log_quietly("an execution ended in an error of the engine's own")
             finally:
-                elapsed = (time.monotonic() - began) * 1000
+                self._settled_at = time.monotonic()
+                elapsed = (self._settled_at - began) * 1000
                 with self._count:
                     self._average_ms += (elapsed - self._average_ms) * 0.1
                     self._outstanding -= 1
@@ -331,10 +359,7 @@ class Worker:
             self._store.hand_back([(run.id, run.epoch) for run in batch if run is not lone])
             batch = [lone]
         self._dispatch(batch)
-        full = len(batch) == free
-        if full:
-            self._be_hungry(self.concurrency + self._room_ahead() // 2 + (1 if not self._room_ahead() else 0))
-        return full and self._room_ahead() > 0
+        return len(batch) == free
 
     def _claim_ahead(self, outstanding: int) -> bool:
         self._return_unbegun()
@@ -343,14 +368,14 @@ class Worker:
             # Runs that lost a worker are only taken into free threads: let one become free.
             self._be_hungry(self.concurrency)
             return False
+        again_below = self.concurrency + self._room_ahead() // 2
         if room <= 0:
-            self._be_hungry(self.concurrency + self._room_ahead() // 2 if self._room_ahead() else self.concurrency)
+            self._be_hungry(again_below)
             return False
         batch = self._store.claim(self._scope, self.id, room, begin=False)
-        if outstanding == self.concurrency:
-            self._ahead_since = time.monotonic()
+        self._ahead_at = time.monotonic()
         self._dispatch(batch)
-        self._be_hungry(self.concurrency + self._room_ahead() // 2 if len(batch) == room else self.concurrency)
+        self._be_hungry(again_below if len(batch) == room else self.concurrency)
         return False
 
     def _room_ahead(self) -> int:
@@ -376,8 +401,10 @@ class Worker:
             self._jobs.put(Job(run, histories.get(run.id, ())))
 
     def _return_unbegun(self) -> None:
-        """Give back what waits behind runs that turned out long."""
-        if self._ahead_since and time.monotonic() - self._ahead_since > AHEAD_SECONDS and self._average_ms >= SHORT_MS:
+        """Give back what waits behind runs that turned out long: nothing was claimed or settled for a while."""
+        quiet = time.monotonic() - max(self._ahead_at, self._settled_at)
+        if self._outstanding > self.concurrency and quiet > AHEAD_SECONDS:
+            self._average_ms = 2 * SHORT_MS
             self._hand_back_unbegun()
 
     def _hand_back_unbegun(self) -> None:
@@ -401,7 +428,6 @@ class Worker:
                 self._store.complain("runs claimed ahead go back when their leases end", error)
             with self._count:
                 self._outstanding -= len(waiting)
-        self._ahead_since = 0.0
 
     # Keeping house -------------------------------------------------------------------------
 
@@ -460,6 +486,14 @@ class Worker:
             logger.warning("run %s failed: %s", run_id, error)
         except LeaseGone:
             logger.debug("run %s was taken meanwhile", run_id)
+
+
+def _pool_size(engine: sa.Engine) -> int | None:
+    """How many connections the app's pool lends at once; null where there is no bound."""
+    pool = engine.pool
+    if not isinstance(pool, sa.pool.QueuePool) or pool._max_overflow < 0:
+        return None
+    return pool.size() + pool._max_overflow
 
 
 def _log_quietly(message: str) -> None:

@@ -166,15 +166,13 @@ def charges_of_service(payments_url: str) -> list[dict[str, str | int]]:
 
 def count_runs(app: Flask) -> int:
     with app.app_context():
-        return db.session.execute(sa.text("SELECT count(*) FROM workflow_runs")).scalar_one()
+        return len(workflows.runs())
 
 
 # Signing up
 
 
-def test_sign_up_starts_onboarding_and_reminders(
-    app: Flask, client: FlaskClient, clock: Clock, mailbox: Path
-) -> None:
+def test_sign_up_starts_onboarding_and_reminders(app: Flask, client: FlaskClient, clock: Clock, mailbox: Path) -> None:
     status = sign_up(client)
     run_what_is_due(app)
 
@@ -203,9 +201,7 @@ def test_rolled_back_sign_up_leaves_nothing(app: Flask, clock: Clock, mailbox: P
     assert templates(mailbox) == []
 
 
-def test_second_sign_up_with_an_address_starts_nothing(
-    app: Flask, client: FlaskClient, clock: Clock
-) -> None:
+def test_second_sign_up_with_an_address_starts_nothing(app: Flask, client: FlaskClient, clock: Clock) -> None:
     sign_up(client)
 
     status = sign_up(client)
@@ -264,9 +260,7 @@ def test_nudge_comes_after_a_week_without_a_finished_course(
     assert templates(mailbox) == ["welcome", "nudge"]
 
 
-def test_no_nudge_once_a_course_is_finished(
-    app: Flask, client: FlaskClient, clock: Clock, mailbox: Path
-) -> None:
+def test_no_nudge_once_a_course_is_finished(app: Flask, client: FlaskClient, clock: Clock, mailbox: Path) -> None:
     sign_up(client)
     run_what_is_due(app)
     post(client, "/enrolments/1/finish", page="/learners/1")
@@ -373,9 +367,7 @@ def test_card_that_keeps_failing_gets_a_mail_after_five_tries(
     assert charges_of_service(payments_url) == []
 
 
-def test_double_click_on_renew_is_one_charge(
-    app: Flask, client: FlaskClient, clock: Clock, payments_url: str
-) -> None:
+def test_double_click_on_renew_is_one_charge(app: Flask, client: FlaskClient, clock: Clock, payments_url: str) -> None:
     sign_up(client)
     post(client, "/accounts/1/renew", page="/learners/1")
     post(client, "/accounts/1/renew", page="/learners/1")
@@ -436,11 +428,32 @@ def test_pages_show_learners_mails_and_runs(app: Flask, client: FlaskClient, clo
 
 
 def test_runs_can_be_seen_from_this_machine_only(app: Flask, client: FlaskClient) -> None:
-    here = client.get("/workflows/", environ_base={"REMOTE_ADDR": "127.0.0.1"})
-    elsewhere = client.get("/workflows/", environ_base={"REMOTE_ADDR": "192.0.2.1"})
+    here = client.get("/workflows/runs", environ_base={"REMOTE_ADDR": "127.0.0.1"})
+    elsewhere = client.get("/workflows/runs", environ_base={"REMOTE_ADDR": "192.0.2.1"})
 
     assert here.status_code == 200
     assert elsewhere.status_code == 403
+
+
+def test_learner_page_leads_to_the_runs(app: Flask, client: FlaskClient, clock: Clock) -> None:
+    renew(app, client, "tok_4242")
+
+    links = re.findall(r'href="(/workflows/run/[^"]+)"', client.get("/learners/1").text)
+
+    assert len(links) == 3
+    assert [client.get(link).status_code for link in links] == [200, 200, 200]
+
+
+def test_learner_page_does_without_pruned_runs(app: Flask, client: FlaskClient, clock: Clock) -> None:
+    renew(app, client, "tok_4242")
+    with app.app_context():
+        workflows.prune(timedelta(0))
+
+    page = client.get("/learners/1")
+
+    assert page.status_code == 200
+    assert "Renewal" not in page.text
+    assert "Onboarding" in page.text
 
 
 def test_migrations_make_what_the_models_say(app: Flask) -> None:

@@ -76,12 +76,7 @@ Conditions = tuple[sa.ColumnElement[bool], ...]
 # A partial index is used where its own condition stands in the query word for word: as literals, not parameters.
 _REMARKABLE: sa.ColumnElement[bool] = runs.c.status != sa.literal("completed", literal_execute=True)
 _OPEN: sa.ColumnElement[bool] = steps.c.status.in_(
-    sa.bindparam(
-        "open",
-        ["running", "retrying", "sleeping", "waiting"],
-        expanding=True,
-        literal_execute=True,
-    )
+    sa.bindparam("open", ["running", "retrying", "sleeping", "waiting"], expanding=True, literal_execute=True)
 )
 
 
@@ -139,7 +134,7 @@ def database_now(connection: sa.Connection) -> datetime:
         expression = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
     else:
         expression = "CAST(unix_timestamp(now(3)) * 1000 AS signed)"
-    return _required(connection.scalar(sa.text(f"SELECT {expression}")))
+    return instant(connection.scalar(sa.text(f"SELECT {expression}")))
 
 
 # One run -----------------------------------------------------------------------------------
@@ -161,10 +156,7 @@ def read_heads(connection: sa.Connection, run_id: str, limit: int) -> tuple[Head
     if row is None:
         return None, None
     text, length, output, output_length = row
-    return (
-        None if text is None else Head(text, length),
-        None if output is None else Head(output, output_length),
-    )
+    return (None if text is None else Head(text, length), None if output is None else Head(output, output_length))
 
 
 def read_details(connection: sa.Connection, run_id: str) -> RunDetails | None:
@@ -178,12 +170,7 @@ def read_details(connection: sa.Connection, run_id: str) -> RunDetails | None:
 
 
 def read_steps(
-    connection: sa.Connection,
-    run_id: str,
-    *,
-    edges: int = 50,
-    whole: int = 200,
-    start: int | None = None,
+    connection: sa.Connection, run_id: str, *, edges: int = 50, whole: int = 200, start: int | None = None
 ) -> tuple[tuple[Step, ...], int]:
     """Steps of a run in order, without payloads, and how many there are.
 
@@ -193,34 +180,19 @@ def read_steps(
     place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
     numbered = (
         sa.select(
-            steps.c.run_id,
-            steps.c.key,
-            steps.c.status,
-            place.label("number"),
-            sa.func.count().over().label("total"),
+            steps.c.run_id, steps.c.key, steps.c.status, place.label("number"), sa.func.count().over().label("total")
         )
         .where(steps.c.run_id == run_id)
         .subquery("numbered")
     )
     number, total, status = numbered.c.number, numbered.c.total, numbered.c.status
     if start is None:
-        chosen = sa.or_(
-            total <= whole,
-            number <= edges,
-            number > total - edges,
-            status != "completed",
-        )
+        chosen = sa.or_(total <= whole, number <= edges, number > total - edges, status != "completed")
     else:
-        chosen = sa.or_(
-            number.between(start, start + whole - 1),
-            status.not_in(("completed", "failed")),
-        )
+        chosen = sa.or_(number.between(start, start + whole - 1), status.not_in(("completed", "failed")))
     query = (
         sa.select(*_STEP_SUMMARY, number, total)
-        .join(
-            steps,
-            (steps.c.run_id == numbered.c.run_id) & (steps.c.key == numbered.c.key),
-        )
+        .join(steps, (steps.c.run_id == numbered.c.run_id) & (steps.c.key == numbered.c.key))
         .where(chosen)
         .order_by(number)
         .limit(2 * whole)
@@ -241,11 +213,7 @@ def count_ahead(connection: sa.Connection, run: Run, *, cap: int = 1_001) -> Cou
         return Count(0)
     due = (
         sa.select(sa.literal(1))
-        .where(
-            runs.c.due_at.is_not(None),
-            runs.c.due_at < _millis(run.due_at),
-            runs.c.queue == run.queue,
-        )
+        .where(runs.c.due_at.is_not(None), runs.c.due_at < _millis(run.due_at), runs.c.queue == run.queue)
         .limit(cap)
         .subquery()
     )
@@ -295,14 +263,7 @@ def list_runs(
     if edge is None:
         # The newest page is always a full one.
         newest = replace(query, cursor=None)
-        return list_runs(
-            connection,
-            newest,
-            payloads=payloads,
-            scan=scan,
-            until=until,
-            real_time=real_time,
-        )
+        return list_runs(connection, newest, payloads=payloads, scan=scan, until=until, real_time=real_time)
     last = listed[0].id if listed else plan.start
     return Page(
         tuple(reversed(listed)),
@@ -313,22 +274,14 @@ def list_runs(
 
 
 def count_newer(
-    connection: sa.Connection,
-    query: RunQuery,
-    run_id: str,
-    *,
-    cap: int = 101,
-    real_time: bool = True,
+    connection: sa.Connection, query: RunQuery, run_id: str, *, cap: int = 101, real_time: bool = True
 ) -> Count:
     """How many runs of the list are newer than one."""
     newer = replace(query, cursor=str(Cursor(True, run_id)))
     found = _Plan(connection, newer, scan=COUNT_CAP, real_time=real_time).ids(cap)
     if found is None:
         return Count(0)
-    return _capped(
-        connection.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0,
-        cap,
-    )
+    return _capped(connection.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0, cap)
 
 
 def count_runs(connection: sa.Connection, query: RunQuery, *, real_time: bool = True) -> dict[RunStatus, Count]:
@@ -537,10 +490,7 @@ def live_workers(connection: sa.Connection, now: datetime) -> tuple[Worker, ...]
     """The workers that said lately that they are there, by name."""
     query = (
         sa.select(workers)
-        .where(
-            workers.c.stopped_at.is_(None),
-            workers.c.seen_at >= _millis(now - WORKER_SILENCE),
-        )
+        .where(workers.c.stopped_at.is_(None), workers.c.seen_at >= _millis(now - WORKER_SILENCE))
         .order_by(workers.c.name, workers.c.id)
         .limit(1_000)
     )
@@ -561,15 +511,15 @@ def _run(row: sa.RowMapping) -> Run:
         status=RunStatus.read(row["status"]),
         epoch=row["epoch"],
         worker=row["worker"],
-        due_at=instant(row["due_at"]),
+        due_at=_optional(row["due_at"]),
         attempts=row["attempts"],
         max_attempts=row["max_attempts"],
         losses=row["losses"],
-        cancel_requested_at=instant(row["cancel_requested_at"]),
-        created_at=_required(row["created_at"]),
-        started_at=instant(row["started_at"]),
-        updated_at=_required(row["updated_at"]),
-        finished_at=instant(row["finished_at"]),
+        cancel_requested_at=_optional(row["cancel_requested_at"]),
+        created_at=instant(row["created_at"]),
+        started_at=_optional(row["started_at"]),
+        updated_at=instant(row["updated_at"]),
+        finished_at=_optional(row["finished_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),
@@ -584,9 +534,9 @@ def _step(row: sa.RowMapping, number: int | None = None) -> Step:
         kind=row["kind"],
         status=row["status"],
         attempts=row["attempts"],
-        started_at=instant(row["started_at"]),
-        finished_at=instant(row["finished_at"]),
-        due_at=instant(row["due_at"]),
+        started_at=_optional(row["started_at"]),
+        finished_at=_optional(row["finished_at"]),
+        due_at=_optional(row["due_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
         earlier=_attempts(row["earlier"]),
         number=number,
@@ -601,8 +551,8 @@ def _attempts(text: str | None) -> tuple[Attempt, ...]:
         return ()
     return tuple(
         Attempt(
-            instant(attempt.get("started_at")),
-            instant(attempt.get("finished_at")),
+            _optional(attempt.get("started_at")),
+            _optional(attempt.get("finished_at")),
             None if attempt.get("error") is None else RunError.of(attempt["error"]),
         )
         for attempt in value
@@ -621,9 +571,9 @@ def _worker(row: sa.RowMapping) -> Worker:
         queues=tuple(map(str, queues)) if isinstance(queues, list) else None,
         workflows=tuple(_offers(offers if isinstance(offers, list) else [])),
         concurrency=row["concurrency"],
-        started_at=_required(row["started_at"]),
-        seen_at=_required(row["seen_at"]),
-        stopped_at=instant(row["stopped_at"]),
+        started_at=instant(row["started_at"]),
+        seen_at=instant(row["seen_at"]),
+        stopped_at=_optional(row["stopped_at"]),
     )
 
 
@@ -634,11 +584,11 @@ def _offers(values: list[Any]) -> Iterator[tuple[str, int, int]]:
                 yield name, low, high
 
 
-def _millis(instant: datetime) -> int:
-    return (instant - _EPOCH) // timedelta(milliseconds=1)
+def _millis(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(milliseconds=1)
 
 
-def instant(millis: object) -> datetime | None:
+def _optional(millis: object) -> datetime | None:
     if not isinstance(millis, int):
         return None
     try:
@@ -647,5 +597,6 @@ def instant(millis: object) -> datetime | None:
         return _LAST if millis > 0 else _EPOCH
 
 
-def _required(millis: object) -> datetime:
-    return instant(millis) or _EPOCH
+def instant(millis: object) -> datetime:
+    """The instant that is stored as Unix milliseconds."""
+    return _optional(millis) or _EPOCH

@@ -205,6 +205,13 @@ DELETE_RUNS = """
 DELETE FROM workflow_runs WHERE id IN ({ids}) AND finished_at < CAST(:cutoff AS bigint) RETURNING id
 """
 
+#: Served by the partial index on states, whatever number of runs has completed.
+UNFINISHED = """
+SELECT workflow, version, count(*) FROM workflow_runs
+WHERE status <> 'completed' AND status IN ('pending', 'running', 'sleeping', 'waiting')
+GROUP BY workflow, version
+"""
+
 #: Nobody will execute these to their end: the owner is gone, and perhaps the code too.
 END_CANCELLED = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,

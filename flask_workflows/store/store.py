@@ -395,6 +395,11 @@ class Store:
         rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.UNCLAIMED), params).fetchall())
         return [(row[0], row[2], row[3]) for row in rows]
 
+    def unfinished(self) -> list[tuple[str, int, int]]:
+        """How many unfinished runs there are of each (workflow, version)."""
+        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.UNFINISHED), self._params()).fetchall())
+        return [(row[0], row[1], row[2]) for row in rows]
+
     def care_is_due(self, scope: Scope) -> bool:
         """Whether a run on its last chance waits for a worker that is otherwise idle."""
         statement = self.dialect.sql(sql.WAITING_CARE.replace("{scope}", scope.condition))

@@ -39,9 +39,7 @@ def upgrade():
         sa.Column("status", sa.String(length=20), nullable=False),
         sa.Column("paid_until", sa.DateTime(timezone=True), nullable=True),
         sa.Column("renewal_run_id", sa.String(length=36), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["learner_id"], ["learners.id"], name="fk_accounts_learner_id_learners"
-        ),
+        sa.ForeignKeyConstraint(["learner_id"], ["learners.id"], name="fk_accounts_learner_id_learners"),
         sa.PrimaryKeyConstraint("id", name="pk_accounts"),
         sa.UniqueConstraint("learner_id", name="uq_accounts_learner_id"),
     )
@@ -51,12 +49,8 @@ def upgrade():
         sa.Column("learner_id", sa.Integer(), nullable=False),
         sa.Column("course_id", sa.Integer(), nullable=False),
         sa.Column("completed_at", sa.DateTime(timezone=True), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["course_id"], ["courses.id"], name="fk_enrolments_course_id_courses"
-        ),
-        sa.ForeignKeyConstraint(
-            ["learner_id"], ["learners.id"], name="fk_enrolments_learner_id_learners"
-        ),
+        sa.ForeignKeyConstraint(["course_id"], ["courses.id"], name="fk_enrolments_course_id_courses"),
+        sa.ForeignKeyConstraint(["learner_id"], ["learners.id"], name="fk_enrolments_learner_id_learners"),
         sa.PrimaryKeyConstraint("id", name="pk_enrolments"),
         sa.UniqueConstraint("learner_id", "course_id", name="uq_enrolments_learner_id"),
     )
@@ -68,9 +62,7 @@ def upgrade():
         sa.Column("receipt_id", sa.String(length=50), nullable=False),
         sa.Column("amount", sa.Numeric(precision=10, scale=2), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["account_id"], ["accounts.id"], name="fk_charges_account_id_accounts"
-        ),
+        sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name="fk_charges_account_id_accounts"),
         sa.PrimaryKeyConstraint("id", name="pk_charges"),
         sa.UniqueConstraint("receipt_id", name="uq_charges_receipt_id"),
     )
@@ -82,9 +74,7 @@ def upgrade():
         sa.Column("template", sa.String(length=50), nullable=False),
         sa.Column("subject", sa.String(length=200), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["learner_id"], ["learners.id"], name="fk_sent_mails_learner_id_learners"
-        ),
+        sa.ForeignKeyConstraint(["learner_id"], ["learners.id"], name="fk_sent_mails_learner_id_learners"),
         sa.PrimaryKeyConstraint("id", name="pk_sent_mails"),
     )
     op.create_index("ix_sent_mails_learner_id", "sent_mails", ["learner_id"])

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "workflows_0001"
-down_revision = 'shop_0001'
+down_revision = "shop_0001"
 branch_labels = None
 depends_on = None
 

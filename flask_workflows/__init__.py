@@ -19,9 +19,13 @@ from .errors import SessionBusy
 from .errors import StepFailed
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
+from .errors import UnregisteredEvent
 from .errors import ValueRefused
 from .errors import WaitTimeout
 from .errors import WorkflowsError
+from .events import Event
+from .events import EventMatch
+from .events import Happened
 from .extension import Workflows
 from .handle import Handle
 from .logs import RunFilter
@@ -38,7 +42,10 @@ from .signals import run_failed
 from .signals import step_failed
 
 __all__ = [
+    "Event",
+    "EventMatch",
     "Handle",
+    "Happened",
     "InlineNeedsCommit",
     "KeyBusy",
     "KeyTaken",
@@ -63,6 +70,7 @@ __all__ = [
     "StepFailed",
     "TransactionalRefused",
     "UncommittedBodyWrites",
+    "UnregisteredEvent",
     "ValueRefused",
     "WaitTimeout",
     "WorkflowContext",

@@ -100,16 +100,9 @@ workflows_group.name = "workflows"
 
 @workflows_group.command()
 @click.option(
-    "--concurrency",
-    type=click.IntRange(1, 512),
-    help="Runs executed at once; WORKFLOWS_CONCURRENCY by default.",
+    "--concurrency", type=click.IntRange(1, 512), help="Runs executed at once; WORKFLOWS_CONCURRENCY by default."
 )
-@click.option(
-    "--queue",
-    "queues",
-    multiple=True,
-    help="Serve this queue; may be repeated. All queues by default.",
-)
+@click.option("--queue", "queues", multiple=True, help="Serve this queue; may be repeated. All queues by default.")
 @click.option("--name", help="What the worker is called; host and process by default.")
 def work(concurrency: int | None, queues: tuple[str, ...], name: str | None) -> None:
     """Execute runs until SIGTERM or SIGINT.
@@ -151,9 +144,7 @@ def _warn_of_unknown_queues(runtime: Runtime, queues: tuple[str, ...]) -> None:
     for queue in queues:
         if queue not in known:
             logger.warning(
-                "no registered workflow is in the queue %r (registered: %s)",
-                queue,
-                ", ".join(sorted(known)) or "none",
+                "no registered workflow is in the queue %r (registered: %s)", queue, ", ".join(sorted(known)) or "none"
             )
 
 
@@ -292,13 +283,7 @@ class _Duration(click.ParamType):
 @click.option("--key", help="While an unfinished run has the key, start no other.")
 @click.option("--workspace", help="The workspace the run belongs to.")
 @click.option("--delay", type=_Duration(), help="Begin later: seconds, or 10m, 12h, 7d.")
-def start(
-    name: str,
-    text: str,
-    key: str | None,
-    workspace: str | None,
-    delay: timedelta | None,
-) -> None:
+def start(name: str, text: str, key: str | None, workspace: str | None, delay: timedelta | None) -> None:
     """Start a run of the workflow NAME and print its id."""
     workflow = _importing_runtime().registry.latest(name)
     try:

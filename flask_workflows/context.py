@@ -10,6 +10,8 @@ import inspect
 import json
 import random
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import datetime
 from datetime import timedelta
@@ -17,6 +19,7 @@ from threading import get_ident
 from typing import Any
 from typing import get_type_hints
 from typing import NoReturn
+from typing import overload
 from typing import ParamSpec
 from typing import TYPE_CHECKING
 from typing import TypeVar
@@ -24,23 +27,34 @@ from typing import TypeVar
 from werkzeug.local import LocalProxy
 
 from . import failures
+from . import waiting
 from .durations import from_ms
 from .durations import instant_ms
 from .durations import to_ms
+from .errors import InvalidName
 from .errors import MisplacedCall
+from .errors import RunFinished
 from .errors import StepFailed
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
 from .errors import ValueRefused
+from .events import Event
+from .events import EventMatch
+from .events import EventTypes
+from .events import Happened
 from .execution import Execution
 from .history import Call
 from .history import caller
 from .interrupts import Cancelling
 from .interrupts import Interrupt
+from .names import check_label
 from .store import Change
+from .store import NewEvent
 from .store import NewRun
 from .store import StepWrite
 from .store import StoredStep
+from .store import WaitWrite
+from .values import value_codec
 
 if TYPE_CHECKING:
     from .definition import Step
@@ -49,6 +63,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+#: The key `progress` publishes under.
+PROGRESS = "$progress"
 
 #: A step whose transaction lost against a rival is run again at once, at most this often.
 CONFLICT_RETRIES = 20
@@ -135,8 +153,8 @@ class WorkflowContext:
 
     @property
     def started_at(self) -> datetime:
-        """When the run was first taken up, the same on every execution."""
-        return from_ms(self._run.started_at)
+        """When the run was started, which is before anybody took it up."""
+        return from_ms(self._run.created_at)
 
     @property
     def idempotency_key(self) -> str:
@@ -147,14 +165,7 @@ class WorkflowContext:
 
     # Calls ---------------------------------------------------------------------------------
 
-    def step(
-        self,
-        name: str,
-        function: Callable[..., R],
-        *args: Any,
-        retry: Retry | None = None,
-        **kwargs: Any,
-    ) -> R:
+    def step(self, name: str, function: Callable[..., R], *args: Any, retry: Retry | None = None, **kwargs: Any) -> R:
         """Run a function as a step without declaring it."""
         from .definition import Step
 
@@ -179,10 +190,7 @@ class WorkflowContext:
             return from_ms(int(call.stored.output or 0))
         self._execution.may_start()
         now = self._execution.now_ms()
-        self._hold(
-            StepWrite(call.key, call.position, "now", "completed", output=str(now)),
-            self._ticks(),
-        )
+        self._hold(StepWrite(call.key, call.position, "now", "completed", output=str(now)), self._ticks())
         return from_ms(now)
 
     def check_cancelled(self) -> None:
@@ -196,30 +204,145 @@ class WorkflowContext:
         if execution.cancel_requested:
             execution.stop(Cancelling())
 
-    def start_run(self, new_run: NewRun) -> tuple[str, bool]:
-        """Record the start of another run, with the run itself; answer its id, and whether it is a new one."""
-        call = self._call(f"$start:{new_run.workflow}", new_run.input)
-        if call.stored is not None:
-            output = json.loads(call.stored.output or "{}")
-            return output["id"], output["created"]
+    @overload
+    def wait_for(
+        self,
+        event: type[T],
+        match: Mapping[str, Any] | None = None,
+        timeout: timedelta | float | None = None,
+        since: datetime | None = None,
+    ) -> T | None: ...
+
+    @overload
+    def wait_for(
+        self,
+        event: str,
+        match: Mapping[str, Any] | None = None,
+        timeout: timedelta | float | None = None,
+        since: datetime | None = None,
+    ) -> Any: ...
+
+    def wait_for(
+        self,
+        event: Any,
+        match: Mapping[str, Any] | None = None,
+        timeout: timedelta | float | None = None,
+        since: datetime | None = None,
+    ) -> Any:
+        """Wait for an event, by its class or name; null when the `timeout`, a timedelta or seconds, is over first.
+
+        `match` compares fields of the payload, dotted paths, with values. Events count that were committed after the
+        wait was stored; with `since` also stored ones that were emitted from that instant on, such as
+        `ctx.started_at`. An event with a declared class comes back as an object of it, others as `Event`.
+        """
+        happened = waiting.wait_any(self, [EventMatch(event, match, since)], timeout)
+        return None if happened is None else happened.event
+
+    def wait_any(
+        self, events: Sequence[str | type | EventMatch], timeout: timedelta | float | None = None
+    ) -> Happened | None:
+        """Wait for the first of several events; null when the time is over first."""
+        return waiting.wait_any(self, events, timeout)
+
+    def receive(self, name: str, timeout: timedelta | float | None = None) -> Event | None:
+        """Take the oldest message of that name sent to this run with `handle.send`; null on a time-out."""
+        message: Event | None = waiting.receive(self, name, timeout)
+        return message
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Publish how far the run is, for `handle.progress()`. The last call counts."""
+        self._publish(PROGRESS, {"done": done, "total": total, "note": note})
+
+    def set(self, key: str, value: Any) -> None:
+        """Publish a value of the run, plain JSON, for `handle.get(key)` while the run goes on. The last call counts.
+
+        In a body it is written again at each execution, once the recorded calls before it are replayed.
+        """
+        if check_label(key, "key").startswith("$"):
+            raise InvalidName(f"the key {key!r} begins with '$', which is for the package's own: leave it out")
+        self._publish(key, value)
+
+    def _publish(self, key: str, value: Any) -> None:
+        execution = self._execution
+        if execution.interrupt is not None:
+            raise execution.interrupt
+        limit = self._runtime.config.max_payload_bytes
+        text = value_codec(noun="value").dump(value, where=f"set({key!r})", max_bytes=limit)
+        if self._step is None and execution.history.replaying:
+            return
+        events = self._runtime.events
+        execution.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text))
+
+    # For the package -------------------------------------------------------------------------
+
+    @property
+    def events(self) -> EventTypes:
+        return self._runtime.workflows.events
+
+    def next_call(self, name: str, input: str) -> Call:
+        """Take the body's next call."""
+        return self._call(name, input)
+
+    def may_start(self) -> None:
+        """Refuse to go on where the run is not ours, or the body wrote."""
         self._execution.may_start()
         self._refuse_body_writes()
 
-        def write(holder: str) -> StepWrite:
-            output = json.dumps({"id": holder, "created": holder == new_run.id})
-            return StepWrite(
-                call.key,
-                call.position,
-                "start",
-                "completed",
-                new_run.input,
-                output,
-                finished_ago=0,
-            )
+    def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite]) -> NoReturn:
+        self._execution.suspend(change._replace(attempts=self._execution.attempts), write, waits)
 
-        holder = self._execution.record_start(new_run, write)
+    def now_ms(self) -> int:
+        return self._execution.now_ms()
+
+    def expire(self, key: str) -> str:
+        """Record that a wait timed out, or find the event that came first."""
+        events = self._runtime.events
+        self._execution.may_start()
+        output, _ = self._execution.write(lambda run_id, epoch: events.expire(run_id, epoch, key))
+        self._execution.stored()
+        return output
+
+    def start_run(self, new_run: NewRun) -> tuple[str, bool]:
+        """Record the start of another run, with the run itself; answer its id, and whether it is a new one."""
+        store = self._runtime.store
+
+        def effect(connection: Any) -> str:
+            holder = store.insert(connection, [new_run]).get(new_run.id, new_run.id)
+            return json.dumps({"id": holder, "created": holder == new_run.id})
+
+        output = json.loads(self._effect(f"$start:{new_run.workflow}", "start", new_run.input, effect))
+        return output["id"], output["created"]
+
+    def emit_event(self, event: NewEvent) -> None:
+        """Record an event's emission, with the event itself."""
+        events = self._runtime.events
+        name = "send" if event.run_id is not None else "emit"
+        input = event.payload
+        if event.run_id is not None:
+            input = json.dumps({"to": event.run_id, "payload": event.payload})
+
+        def effect(connection: Any) -> str:
+            if event.run_id is not None and events.is_finished(connection, event.run_id) is not False:
+                return json.dumps({"seq": None})
+            return json.dumps({"seq": events.insert(connection, event)[0]})
+
+        done = json.loads(self._effect(f"${name}:{event.name}", name, input, effect))
+        if done["seq"] is None:
+            raise RunFinished(f"run {event.run_id} has finished, or is unknown: nobody would read the message")
+
+    def _effect(self, name: str, kind: str, input: str, effect: Callable[[Any], str]) -> str:
+        """The recorded output of the body's next call, or what `effect` does now, in the transaction that records it."""
+        call = self._call(name, input)
+        if call.stored is not None:
+            return call.stored.output or "null"
+        self.may_start()
+
+        def write(output: str) -> StepWrite:
+            return StepWrite(call.key, call.position, kind, "completed", input, output, finished_ago=0)
+
+        output = self._execution.record_effect(effect, write)
         self._runtime.announce()
-        return holder, holder == new_run.id
+        return output
 
     # Sleeping ------------------------------------------------------------------------------
 
@@ -230,15 +353,7 @@ class WorkflowContext:
         if stored is None:
             execution.may_start()
             self._refuse_body_writes()
-            write = StepWrite(
-                call.key,
-                call.position,
-                "sleep",
-                "sleeping",
-                input,
-                due_at=due_at,
-                due_in=due_in,
-            )
+            write = StepWrite(call.key, call.position, "sleep", "sleeping", input, due_at=due_at, due_in=due_in)
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
                 return
@@ -255,12 +370,7 @@ class WorkflowContext:
             self._suspend("sleeping", None, due_at=stored.due_at)
 
     def _suspend(
-        self,
-        status: str,
-        write: StepWrite | None,
-        *,
-        due_at: int | None = None,
-        due_in: int | None = None,
+        self, status: str, write: StepWrite | None, *, due_at: int | None = None, due_in: int | None = None
     ) -> NoReturn:
         execution = self._execution
         change = Change(status, attempts=execution.attempts, due_at=due_at, due_in=due_in)
@@ -288,24 +398,13 @@ class WorkflowContext:
         return self._attempt(step, call, input, args, kwargs)
 
     def _attempt(
-        self,
-        step: Step[Any, Any],
-        call: Call,
-        input: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, step: Step[Any, Any], call: Call, input: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the step until it is stored; what is run again here lost its transaction and uses no attempt."""
         execution = self._execution
         attempt, earlier = _attempts_before(call.stored)
         running = StepWrite(
-            call.key,
-            call.position,
-            "step",
-            "running",
-            input,
-            attempts=attempt + 1,
-            earlier=_dump_earlier(earlier),
+            call.key, call.position, "step", "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
         )
         for repetition in range(CONFLICT_RETRIES + 1):
             started = self._ticks()
@@ -331,13 +430,7 @@ class WorkflowContext:
                 self._runtime.sessions.remove()
         raise AssertionError("unreachable")
 
-    def _execute(
-        self,
-        step: Step[Any, Any],
-        key: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> str:
+    def _execute(self, step: Step[Any, Any], key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Call the function; answer its result as stored."""
         runtime = self._runtime
         if step.transactional:
@@ -362,9 +455,7 @@ class WorkflowContext:
             return
         sessions = self._runtime.sessions
         self._execution.record_with(
-            lambda record: sessions.commit_step(record, transactional=step.transactional),
-            write,
-            started,
+            lambda record: sessions.commit_step(record, transactional=step.transactional), write, started
         )
 
     def _lost_race(self, step: Step[Any, Any], error: BaseException) -> bool:
@@ -417,13 +508,7 @@ class WorkflowContext:
 
         elapsed = int(self._ticks() - started)
         finished_at = self._execution.now_ms()
-        earlier.append(
-            {
-                "started_at": finished_at - elapsed,
-                "finished_at": finished_at,
-                "error": described,
-            }
-        )
+        earlier.append({"started_at": finished_at - elapsed, "finished_at": finished_at, "error": described})
         write = running._replace(
             status="retrying",
             error=failures.dumps(described),

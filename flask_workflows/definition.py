@@ -164,11 +164,7 @@ class Workflow(Generic[P, R]):
         return Start(self, StartOptions(), self._workflows).start_many(inputs)
 
     def using(
-        self,
-        *,
-        key: str | None = None,
-        workspace: str | int | None = None,
-        delay: timedelta | float | None = None,
+        self, *, key: str | None = None, workspace: str | int | None = None, delay: timedelta | float | None = None
     ) -> Start[P, R]:
         """Options for the next start.
 
@@ -177,7 +173,7 @@ class Workflow(Generic[P, R]):
         """
         options = StartOptions(
             key=None if key is None else check_label(key, "key"),
-            workspace="" if workspace is None else check_label(_text(workspace), "workspace"),
+            workspace="" if workspace is None else check_label(as_text(workspace), "workspace"),
             delay_ms=None if delay is None else to_ms(delay, what="the delay"),
         )
         return Start(self, options, self._workflows)
@@ -209,16 +205,13 @@ class Start(Generic[P, R]):
         """These options with some changed."""
         given = self.workflow.using(**changes).options
         kept = {name: getattr(given, _FIELDS[name]) for name in changes}
-        return replace(
-            self,
-            options=replace(self.options, **{_FIELDS[name]: value for name, value in kept.items()}),
-        )
+        return replace(self, options=replace(self.options, **{_FIELDS[name]: value for name, value in kept.items()}))
 
 
 _FIELDS = {"key": "key", "workspace": "workspace", "delay": "delay_ms"}
 
 
-def _text(value: object) -> object:
+def as_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

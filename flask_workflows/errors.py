@@ -99,6 +99,17 @@ class UncommittedBodyWrites(WorkflowsError):
     """A workflow's body wrote through `db.session` outside a step."""
 
 
+# Events ------------------------------------------------------------------------------------
+
+
+class UnregisteredEvent(WorkflowsError, LookupError):
+    """No event of that name is registered in this process."""
+
+
+class MatchRefused(WorkflowsError, ValueError):
+    """A `match` compares something that no payload can hold."""
+
+
 # Runs --------------------------------------------------------------------------------------
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from threading import Lock
 from typing import Any
 from typing import NamedTuple
 from typing import NoReturn
+from typing import TypeVar
 
 from .history import Call
 from .history import History
@@ -27,10 +29,12 @@ from .interrupts import Suspended
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
-from .store import NewRun
 from .store import StepWrite
 from .store import Store
 from .store import StoredStep
+from .store import WaitWrite
+
+T = TypeVar("T")
 
 #: A result is held no longer than this.
 HOLD_MS = 50
@@ -151,10 +155,7 @@ class Execution:
             self._flush()
 
     def record_with(
-        self,
-        commit: Callable[[Callable[[Any], str | None]], None],
-        write: StepWrite,
-        started: float,
+        self, commit: Callable[[Callable[[Any], str | None]], None], write: StepWrite, started: float
     ) -> None:
         """Write a call inside the user's transaction, which `commit` ends; it is given the function that writes.
 
@@ -187,12 +188,17 @@ class Execution:
         self._touched = self.progressed = True
         self._heard = self.store.ticks()
 
-    def record_start(self, new_run: NewRun, write: Callable[[str], StepWrite]) -> str:
-        """Start another run and record the call, in one transaction."""
+    def record_effect(self, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
+        """Do something in the database and record the call, in one transaction; answer what `effect` did."""
         with self._writing():
-            holder = self.store.record_start(self.run, new_run, write)
+            done = self.store.record_effect(self.run, effect, write)
             self.stored()
-            return holder
+            return done
+
+    def write(self, operation: Callable[[str, int], T]) -> T:
+        """A fenced write of the store's events, given the run and its epoch."""
+        with self._writing():
+            return operation(self.run.id, self.run.epoch)
 
     def begin_step(self, write: StepWrite, started: float) -> None:
         """Note a step that starts now; one of a run that lost a worker before is shown as running at once."""
@@ -206,9 +212,9 @@ class Execution:
         with self._lock:
             self._in_flight = None
 
-    def suspend(self, change: Change, write: StepWrite | None) -> NoReturn:
-        """Leave the body; the engine stores `change` and `write` once it has unwound."""
-        self.stop(Suspended(change, write))
+    def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = ()) -> NoReturn:
+        """Leave the body; the engine stores `change`, `write` and `waits` once it has unwound."""
+        self.stop(Suspended(change, write, waits))
 
     def stop(self, interrupt: Interrupt) -> NoReturn:
         if self.interrupt is None:
@@ -217,8 +223,8 @@ class Execution:
 
     # The engine's side ---------------------------------------------------------------------
 
-    def settle(self, change: Change, write: StepWrite | None = None) -> bool:
-        """End the execution: what is held, `write` and the run's new state in one transaction.
+    def settle(self, change: Change, write: StepWrite | None = None, waits: Sequence[WaitWrite] = ()) -> bool:
+        """End the execution: what is held, `write`, `waits` and the run's new state in one transaction.
 
         False when the run is to be cancelled instead; raises `LeaseGone` when it is somebody else's.
         """
@@ -226,7 +232,7 @@ class Execution:
             writes = [self._timed(self._held)] if self._held is not None else []
             if write is not None:
                 writes.append(write)
-            settled = self.settled = self.store.settle(self.run.id, self.run.epoch, change, writes)
+            settled = self.settled = self.store.settle(self.run.id, self.run.epoch, change, writes, waits)
             if settled:
                 self._held = None
             return settled

@@ -26,13 +26,16 @@ from .cli import workflows_group
 from .config import WorkflowsConfig
 from .context import outside_steps
 from .context import WorkflowContext
+from .definition import as_text
 from .definition import StartOptions
 from .definition import Step
 from .definition import Workflow
 from .durations import instant_ms
 from .errors import DefinitionError
 from .errors import SetupError
+from .events import EventTypes
 from .handle import Handle
+from .names import check_label
 from .names import new_id
 from .registry import Registry
 from .retry import Retry
@@ -45,11 +48,13 @@ from .runtime import current_runtime
 from .runtime import EXTENSION
 from .runtime import prepare_engine
 from .runtime import Runtime
+from .store import NewEvent
 from .store import NewRun
 from .worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Clock(Protocol):
@@ -68,14 +73,9 @@ class Workflows:
     instead; without it they are closed.
     """
 
-    def __init__(
-        self,
-        app: Flask | None = None,
-        db: Any = None,
-        *,
-        authorize: Authorize | None = None,
-    ) -> None:
+    def __init__(self, app: Flask | None = None, db: Any = None, *, authorize: Authorize | None = None) -> None:
         self.registry = Registry()
+        self.events = EventTypes()
         #: Null: the database's clock. Set in tests; every stored instant then comes from it.
         self.clock: Clock | None = None
         self.authorizer = authorize
@@ -180,19 +180,62 @@ class Workflows:
         """
 
         def declare(function: Callable[..., Any]) -> Workflow[Any, Any]:
-            settings = {
-                "name": None,
-                "version": 1,
-                "min_version": None,
-                "queue": None,
-                "strict": True,
-                **options,
-            }
+            settings = {"name": None, "version": 1, "min_version": None, "queue": None, "strict": True, **options}
             workflow: Workflow[Any, Any] = Workflow(self, function, **settings)
             self.registry.add_workflow(workflow)
             return workflow
 
         return declare if function is None else declare(function)
+
+    def event(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Declare an event. As a decorator on a class (dataclass, TypedDict, pydantic model) that is its payload's
+        type; called alone, `workflows.event("name")`, its payload is plain JSON.
+        """
+        self.events.declare(name, None)
+
+        def declare(cls: type[T]) -> type[T]:
+            self.events.declare(name, cls)
+            return cls
+
+        return declare
+
+    # Events --------------------------------------------------------------------------------
+
+    def emit(self, event: Any, payload: Any = None, *, workspace: str | int | None = None) -> None:
+        """Emit an event in `db.session`'s transaction: it counts once, and only if, that commits.
+
+        By name and payload, or an object of a declared class alone. With a `workspace` only its runs are woken.
+        In a workflow's body it is a recorded call. Raises `UnregisteredEvent`.
+        """
+        runtime = current_runtime()
+        new = self._new_event(runtime, event, payload, workspace)
+        running = outside_steps()
+        if running is not None:
+            running.emit_event(new)
+        else:
+            runtime.sessions.emit(new)
+
+    def deliver(
+        self, event: Any, payload: Any = None, *, delivery_id: str | None = None, workspace: str | int | None = None
+    ) -> bool:
+        """As `emit`, committed at once: for webhooks. A repeated `delivery_id` is the same event; true if it is new."""
+        runtime = current_runtime()
+        new = self._new_event(runtime, event, payload, workspace)
+        running = outside_steps()
+        if running is not None:
+            running.emit_event(new)
+            return True
+        if delivery_id is not None:
+            new = new._replace(delivery_id=check_label(delivery_id, "delivery_id"))
+        runtime.sessions.refuse_if_busy("deliver()")
+        _, created = runtime.events.deliver(new)
+        runtime.announce()
+        return created
+
+    def _new_event(self, runtime: Runtime, event: Any, payload: Any, workspace: str | int | None) -> NewEvent:
+        kind, value = self.events.of(event, payload)
+        text = kind.dump(value, runtime.config.max_payload_bytes)
+        return NewEvent(kind.name, "" if workspace is None else check_label(as_text(workspace), "workspace"), text)
 
     # Starting ------------------------------------------------------------------------------
 
@@ -230,11 +273,7 @@ class Workflows:
         return self._spawn_call(known, options, (), dict(input or {}))
 
     def _start_call(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, workflow: Workflow[Any, R], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Handle[R]:
         runtime = current_runtime()
         new_run = self._new_run(runtime, workflow, options, args, kwargs)
@@ -245,11 +284,7 @@ class Workflows:
         return self._handle(runtime, workflow, new_run, runtime.sessions.start([new_run]))
 
     def _spawn_call(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, workflow: Workflow[Any, R], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Handle[R]:
         if outside_steps() is not None:
             return self._start_call(workflow, options, args, kwargs)
@@ -261,10 +296,7 @@ class Workflows:
         return self._handle(runtime, workflow, new_run, holders)
 
     def _start_many(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        inputs: Iterable[Mapping[str, Any]],
+        self, workflow: Workflow[Any, R], options: StartOptions, inputs: Iterable[Mapping[str, Any]]
     ) -> list[Handle[R]]:
         runtime = current_runtime()
         running = outside_steps()
@@ -296,11 +328,7 @@ class Workflows:
         )
 
     def _handle(
-        self,
-        runtime: Runtime,
-        workflow: Workflow[Any, R],
-        new_run: NewRun,
-        holders: Mapping[str, str],
+        self, runtime: Runtime, workflow: Workflow[Any, R], new_run: NewRun, holders: Mapping[str, str]
     ) -> Handle[R]:
         holder = holders.get(new_run.id, new_run.id)
         return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
@@ -342,6 +370,10 @@ class Workflows:
         """End a run's sleep now. Raises `RunNotSleeping`, `RunFinished`, `RunNotFound`, `RunChanged`."""
         return service.wake(current_runtime(), run_id, epoch)
 
+    def cancel_workspace(self, workspace: str | int) -> int:
+        """Cancel every unfinished run of a workspace; answer how many."""
+        return service.cancel_workspace(current_runtime(), check_label(as_text(workspace), "workspace"))
+
     def prune(self, older_than: timedelta | None = None, *, dry_run: bool = False) -> int:
         """Delete runs that finished longer ago; answer how many went, or would go."""
         return service.prune(current_runtime(), older_than, dry_run=dry_run)
@@ -354,13 +386,7 @@ class Workflows:
         with self._at(now):
             return runtime.drain()
 
-    def worker(
-        self,
-        *,
-        concurrency: int | None = None,
-        queues: Sequence[str] = (),
-        name: str | None = None,
-    ) -> Worker:
+    def worker(self, *, concurrency: int | None = None, queues: Sequence[str] = (), name: str | None = None) -> Worker:
         """A worker for the current app; call its `run`."""
         if isinstance(queues, str):
             raise DefinitionError(f"queues={queues!r} is one text: write a list of names")

@@ -99,9 +99,4 @@ def rebuild(described: dict[str, Any], allowed: tuple[type[BaseException], ...])
 
 
 def step_failed(step: str, attempts: int, described: dict[str, Any]) -> StepFailed:
-    return StepFailed(
-        step,
-        attempts,
-        str(described.get("message", "")),
-        str(described.get("type", "")),
-    )
+    return StepFailed(step, attempts, str(described.get("message", "")), str(described.get("type", "")))

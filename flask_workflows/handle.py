@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from queue import Empty
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 from typing import Generic
 from typing import TypeVar
 
 from . import service
+from .context import outside_steps
+from .context import PROGRESS
 from .context import WorkflowContext
 from .durations import to_ms
 from .errors import MisplacedCall
@@ -19,9 +22,14 @@ from .errors import NotCommitted
 from .errors import RunCancelled
 from .errors import RunFailed
 from .errors import WaitTimeout
+from .events import Progress
+from .names import check_label
 from .runs import Run
 from .runs import RunStatus
 from .runtime import Runtime
+from .store import NewEvent
+from .values import loads
+from .values import value_codec
 from .values import ValueCodec
 
 R = TypeVar("R")
@@ -73,6 +81,30 @@ class Handle(Generic[R]):
         text = self.run().output_json
         return text if isinstance(text, str) else None
 
+    def send(self, name: str, payload: Any = None) -> None:
+        """Send a message to the run, in `db.session`'s transaction; it is kept until `ctx.receive(name)` takes it.
+
+        In a workflow's body it is a recorded call. Raises `RunFinished` where nobody would read it.
+        """
+        limit = self._runtime.config.max_payload_bytes
+        text = value_codec(noun="payload").dump(payload, where=f"message {name!r}", max_bytes=limit)
+        event = NewEvent(check_label(name, "message name"), "", text, run_id=self.id)
+        running = outside_steps()
+        if running is not None:
+            running.emit_event(event)
+        else:
+            self._runtime.sessions.emit(event)
+
+    def progress(self) -> Progress | None:
+        """What the run said last about how far it is; null if nothing."""
+        found = self.get(PROGRESS)
+        return None if found is None else Progress(found["done"], found["total"], found["note"])
+
+    def get(self, key: str) -> Any:
+        """The value the run published last with `ctx.set(key, …)`; null if none."""
+        text = self._runtime.events.read_state(self.id, key)
+        return None if text is None else loads(text)
+
     def cancel(self) -> Run:
         """As `Workflows.cancel`."""
         return service.cancel(self._runtime, self.id)
@@ -86,11 +118,7 @@ class Handle(Generic[R]):
             raise RunCancelled(f"run {self.id} was cancelled, so it has no result")
         if run.status is RunStatus.FAILED:
             error = run.error
-            raise RunFailed(
-                self.id,
-                error.type if error else "unknown",
-                error.message if error else "",
-            )
+            raise RunFailed(self.id, error.type if error else "unknown", error.message if error else "")
         if self._codec is None or not isinstance(run.output_json, str):
             output: R = run.output
             return output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from .engine import Engine
@@ -23,15 +24,24 @@ def execute_due(runtime: Runtime) -> int:
     engine = Engine(runtime)
     worker = new_id()
     executions = 0
-    claimed = runtime.store.claim(scope, worker, 1, alone=True)
-    if not claimed:
-        return 0
-    with LeaseKeeper(runtime.store) as keeper:
-        while claimed:
-            _execute(runtime, engine, keeper, claimed[0], worker)
+    with ExitStack() as stack:
+        keeper = None
+        while (run := _next(runtime, scope, worker)) is not None:
+            keeper = keeper or stack.enter_context(LeaseKeeper(runtime.store))
+            _execute(runtime, engine, keeper, run, worker)
             executions += 1
-            claimed = runtime.store.claim(scope, worker, 1, alone=True)
     return executions
+
+
+def _next(runtime: Runtime, scope: Scope, worker: str) -> ClaimedRun | None:
+    """The next due run, once events are matched that make one due."""
+    while True:
+        claimed = runtime.store.claim(scope, worker, 1, alone=True)
+        if claimed:
+            return claimed[0]
+        if not runtime.store.events_wait:
+            return None
+        runtime.events.match_all()
 
 
 def _execute(runtime: Runtime, engine: Engine, keeper: LeaseKeeper, run: ClaimedRun, worker: str) -> None:

@@ -6,8 +6,11 @@ same changes nothing: the execution remembers what stopped it, and the engine go
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .store import Change
 from .store import StepWrite
+from .store import WaitWrite
 
 
 class Interrupt(BaseException):
@@ -17,10 +20,11 @@ class Interrupt(BaseException):
 class Suspended(Interrupt):
     """The run sleeps or waits; it is called again from the top when it is due."""
 
-    def __init__(self, change: Change, write: StepWrite | None) -> None:
+    def __init__(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = ()) -> None:
         super().__init__(f"the run is {change.status}")
         self.change = change
         self.write = write
+        self.waits = waits
 
 
 class LeaseLost(Interrupt):

@@ -74,14 +74,12 @@ sa.Index(
     sqlite_where=_keyed,
 )
 _remarkable = runs.c.status != "completed"
-sa.Index(
-    "workflow_runs_status",
-    runs.c.status,
-    runs.c.id,
-    postgresql_where=_remarkable,
-    sqlite_where=_remarkable,
-)
+sa.Index("workflow_runs_status", runs.c.status, runs.c.id, postgresql_where=_remarkable, sqlite_where=_remarkable)
 sa.Index("workflow_runs_workflow", runs.c.workflow, runs.c.status, runs.c.id)
+_owned = runs.c.workspace != ""
+sa.Index(
+    "workflow_runs_workspace", runs.c.workspace, runs.c.status, runs.c.id, postgresql_where=_owned, sqlite_where=_owned
+)
 
 steps = sa.Table(
     "workflow_steps",
@@ -102,8 +100,12 @@ steps = sa.Table(
     sa.Column("started_at", Millis),
     sa.Column("finished_at", Millis),
     sa.Column("due_at", Millis),
+    #: The event a wait ended with; a run receives an event once.
+    sa.Column("event_seq", Millis),
     sa.PrimaryKeyConstraint("run_id", "key", name="workflow_steps_pkey"),
 )
+_received = steps.c.event_seq.is_not(None)
+sa.Index("workflow_steps_event", steps.c.run_id, steps.c.event_seq, postgresql_where=_received, sqlite_where=_received)
 _open = steps.c.status.in_(("running", "retrying", "sleeping", "waiting"))
 sa.Index("workflow_steps_open", steps.c.run_id, postgresql_where=_open, sqlite_where=_open)
 
@@ -123,4 +125,99 @@ workers = sa.Table(
     sa.Column("seen_at", Millis, nullable=False),
     sa.Column("stopped_at", Millis),
     sa.PrimaryKeyConstraint("id", name="workflow_workers_pkey"),
+)
+
+events = sa.Table(
+    "workflow_events",
+    metadata,
+    #: Events of one transaction are in its order; numbers are never used again, also after pruning.
+    sa.Column("seq", sa.BigInteger().with_variant(sa.Integer, "sqlite"), autoincrement=True, nullable=False),
+    sa.Column("name", Label, nullable=False),
+    #: Empty: the runs of every workspace may receive it.
+    sa.Column("workspace", Label, nullable=False),
+    #: The only run that may receive it, where it is a message.
+    sa.Column("run_id", Id),
+    sa.Column("payload", sa.Text, nullable=False),
+    #: The sender's own id, which makes a repetition the same event.
+    sa.Column("delivery_id", Label),
+    #: PostgreSQL: the id of the transaction that emitted it.
+    sa.Column("xact", sa.BigInteger),
+    sa.Column("emitted_at", Millis, nullable=False),
+    #: When a worker looked for the waits it ends; null while it is new.
+    sa.Column("matched_at", Millis),
+    #: How many waits it ended.
+    sa.Column("woke", sa.Integer, nullable=False),
+    sa.PrimaryKeyConstraint("seq", name="workflow_events_pkey"),
+    sqlite_autoincrement=True,
+)
+_new = events.c.matched_at.is_(None)
+sa.Index("workflow_events_new", events.c.seq, postgresql_where=_new, sqlite_where=_new)
+sa.Index("workflow_events_name", events.c.name, events.c.emitted_at, events.c.seq)
+sa.Index("workflow_events_xact", events.c.name, events.c.xact)
+_delivered = events.c.delivery_id.is_not(None)
+sa.Index(
+    "workflow_events_delivery",
+    events.c.name,
+    events.c.workspace,
+    events.c.delivery_id,
+    unique=True,
+    postgresql_where=_delivered,
+    sqlite_where=_delivered,
+)
+_message = events.c.run_id.is_not(None)
+sa.Index(
+    "workflow_events_run",
+    events.c.run_id,
+    events.c.name,
+    events.c.seq,
+    postgresql_where=_message,
+    sqlite_where=_message,
+)
+
+#: What runs wait for now; rows go when the wait ends.
+waits = sa.Table(
+    "workflow_waits",
+    metadata,
+    sa.Column("run_id", Id, nullable=False),
+    sa.Column("key", Label, nullable=False),
+    #: Which of several events one call waits for, from 0.
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("name", Label, nullable=False),
+    sa.Column("workspace", Label, nullable=False),
+    #: JSON list of the payload's fields it compares, sorted; `@` where it waits for messages to its own run.
+    sa.Column("fields", sa.String(500), nullable=False),
+    #: Hash of the values they must have; the run's id for messages.
+    sa.Column("values_hash", sa.String(64), nullable=False),
+    #: PostgreSQL: the snapshot the wait was stored under; events visible in it came before.
+    sa.Column("snapshot", sa.Text),
+    #: SQLite: the last event before it.
+    sa.Column("after_seq", sa.BigInteger),
+    #: Events emitted from this instant on count too.
+    sa.Column("since", Millis),
+    #: Whether stored events were looked through, which is done once, after the wait was committed.
+    sa.Column("checked", sa.Integer, nullable=False),
+    sa.PrimaryKeyConstraint("run_id", "key", "number", name="workflow_waits_pkey"),
+)
+sa.Index("workflow_waits_match", waits.c.name, waits.c.fields, waits.c.values_hash, waits.c.run_id)
+_unchecked = waits.c.checked == 0
+sa.Index("workflow_waits_unchecked", waits.c.run_id, postgresql_where=_unchecked, sqlite_where=_unchecked)
+
+#: What runs publish while they go on.
+state = sa.Table(
+    "workflow_state",
+    metadata,
+    sa.Column("run_id", Id, nullable=False),
+    sa.Column("key", Label, nullable=False),
+    sa.Column("value", sa.Text, nullable=False),
+    sa.Column("updated_at", Millis, nullable=False),
+    sa.PrimaryKeyConstraint("run_id", "key", name="workflow_state_pkey"),
+)
+
+#: When things done once for all workers were last done.
+marks = sa.Table(
+    "workflow_marks",
+    metadata,
+    sa.Column("name", Name, nullable=False),
+    sa.Column("at", Millis, nullable=False),
+    sa.PrimaryKeyConstraint("name", name="workflow_marks_pkey"),
 )

@@ -30,6 +30,7 @@ from .schema import check_schema
 from .sessions import Sessions
 from .store import ClaimedRun
 from .store import Store
+from .store.events import Events
 from .store.sqlite import BUSY_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -48,12 +49,7 @@ class Runtime:
     """One app's configuration, registry, store and sessions."""
 
     def __init__(
-        self,
-        app: Flask,
-        workflows: Workflows,
-        config: WorkflowsConfig,
-        db: Any,
-        authorize: Authorize | None,
+        self, app: Flask, workflows: Workflows, config: WorkflowsConfig, db: Any, authorize: Authorize | None
     ) -> None:
         self.app = app
         self.workflows = workflows
@@ -111,17 +107,18 @@ class Runtime:
         with self._lock:
             if not self.apart:
                 prepare_engine(self.app_engine)
-            return Store(
-                self.engine,
-                lease_ms=self.config.lock_timeout_secs * 1000,
-                clock=self.workflows.clock_ms,
-            )
+            return Store(self.engine, lease_ms=self.config.lock_timeout_secs * 1000, clock=self.workflows.clock_ms)
+
+    @cached_property
+    def events(self) -> Events:
+        return Events(self.store)
 
     @cached_property
     def sessions(self) -> Sessions:
         return Sessions(
             self.db.session,
             self.store,
+            self.events,
             self.started,
             apart=self.apart,
             inline=self.config.execution == "inline",

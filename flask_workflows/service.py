@@ -6,6 +6,7 @@ Where an `epoch` is given, the action is done only if the run is still as it was
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from . import signals
@@ -30,6 +31,7 @@ from .store.reading import read_run
 from .store.reading import reading
 
 PRUNE_BATCH = 500
+UNFINISHED = tuple(status for status in RunStatus if not status.finished)
 
 
 def get(runtime: Runtime, run_id: str) -> Run:
@@ -73,6 +75,23 @@ def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     if after.status is RunStatus.CANCELLED:
         signals.send_cancelled(runtime.app, run_id, run.workflow)
     return after
+
+
+def cancel_workspace(runtime: Runtime, workspace: str) -> int:
+    """Cancel every unfinished run of a workspace, as when it is deleted; answer how many."""
+    cancelled = 0
+    for status in UNFINISHED:
+        cursor = None
+        while True:
+            found = page(runtime, RunQuery(workspace=workspace, status=status, limit=100, cursor=cursor))
+            for run in found.runs:
+                with suppress(RunFinished, RunNotFound):
+                    cancel(runtime, run.id)
+                    cancelled += 1
+            cursor = found.older
+            if cursor is None:
+                break
+    return cancelled
 
 
 def retry(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
@@ -138,8 +157,11 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
         following, gone = store.prune_page(last, before, cutoff, PRUNE_BATCH)
         deleted += gone
         if following is None:
-            return deleted
+            break
         last = following
+    while runtime.events.prune(cutoff, PRUNE_BATCH):
+        pass
+    return deleted
 
 
 def _to_forget(stored: Sequence[StoredStep]) -> list[str]:

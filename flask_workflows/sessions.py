@@ -16,10 +16,14 @@ import sqlalchemy.orm as sa_orm
 from . import models
 from .errors import InlineNeedsCommit
 from .errors import KeyBusy
+from .errors import RunFinished
+from .errors import RunNotFound
 from .errors import SessionBusy
 from .errors import TransactionalRefused
+from .store import NewEvent
 from .store import NewRun
 from .store import Store
+from .store.events import Events
 
 logger = logging.getLogger("flask_workflows")
 
@@ -33,6 +37,9 @@ class Pending:
     ids: list[str] = field(default_factory=list)
     #: Runs to insert once the transaction committed, where the store is another database.
     deferred: list[NewRun] = field(default_factory=list)
+    deferred_events: list[NewEvent] = field(default_factory=list)
+    #: Names of events emitted.
+    emitted: list[str] = field(default_factory=list)
     committed: bool = False
     rolled_back: bool = False
 
@@ -48,6 +55,7 @@ class Sessions:
         self,
         session: sa_orm.scoped_session[Any],
         store: Store,
+        events: Events,
         on_commit: Callable[[Sequence[str]], None],
         *,
         apart: bool,
@@ -55,6 +63,7 @@ class Sessions:
     ) -> None:
         self._scoped = session
         self._store = store
+        self._events = events
         self._on_commit = on_commit
         self._apart = apart
         self._inline = inline
@@ -85,6 +94,21 @@ class Sessions:
             holders = self._insert(connection, new_runs)
         pending.ids.extend(run.id for run in new_runs if run.id not in holders)
         return holders
+
+    def emit(self, event: NewEvent) -> None:
+        """Insert an event in the session's transaction. Raises `RunFinished` for a message nobody would read."""
+        session = self._scoped()
+        pending = self._watch(session)
+        pending.emitted.append(event.name)
+        if self._apart:
+            session.connection()
+            pending.deferred_events.append(event)
+            return
+        with session.no_autoflush:
+            connection = session.connection(bind_arguments={"clause": models.runs})
+            if event.run_id is not None:
+                refuse_finished(event.run_id, self._events.is_finished(connection, event.run_id))
+            self._events.insert(connection, event)
 
     def _insert(self, connection: sa.Connection, new_runs: Sequence[NewRun]) -> dict[str, str]:
         keyed = any(run.key is not None for run in new_runs)
@@ -144,17 +168,19 @@ class Sessions:
         if not pending:
             return
         session.info[_INFO] = Pending()
-        if not pending.ids:
+        if not pending.ids and not pending.emitted:
             return
         if pending.committed:
             # The commit has happened; whatever fails from here on must not look as if it had not.
             try:
                 if pending.deferred:
                     self._store.spawn(pending.deferred)
+                for event in pending.deferred_events:
+                    self._events.deliver(event)
                 self._on_commit(pending.ids)
             except Exception:
                 logger.exception("runs were started, but not announced: %s", ", ".join(pending.ids))
-        elif not pending.rolled_back:
+        elif pending.ids and not pending.rolled_back:
             logger.warning(
                 "the session ended without a commit, so these runs were never started: %s; call db.session.commit() "
                 "after start(), or use spawn()",
@@ -256,6 +282,14 @@ class Sessions:
 
     def _connection(self, session: sa_orm.Session) -> sa.Connection:
         return session.connection(bind_arguments={"clause": models.runs})
+
+
+def refuse_finished(run_id: str, finished: bool | None) -> None:
+    """Raise where a message would never be read."""
+    if finished is None:
+        raise RunNotFound(f"there is no run {run_id} to send to")
+    if finished:
+        raise RunFinished(f"run {run_id} has finished: nobody would read the message")
 
 
 def _has_changes(session: sa_orm.Session) -> bool:

@@ -21,6 +21,9 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
+from datetime import datetime
+from datetime import timedelta
+from datetime import UTC
 from queue import Empty
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -28,12 +31,15 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from .durations import from_ms
+from .durations import instant_ms
 from .engine import Engine
 from .errors import SetupError
 from .failures import describe
 from .failures import dumps
 from .leases import LeaseKeeper
 from .names import new_id
+from .service import prune
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
@@ -71,12 +77,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        concurrency: int | None = None,
-        queues: Sequence[str] = (),
-        name: str | None = None,
+        self, runtime: Runtime, *, concurrency: int | None = None, queues: Sequence[str] = (), name: str | None = None
     ) -> None:
         self.id = new_id()
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
@@ -100,6 +101,8 @@ class Worker:
         self._careful_at = 0.0
         self._beat_at = self._swept_at = float("-inf")
         self._strays = False
+        self._pruning = False
+        self._pruned_at = datetime.min.replace(tzinfo=UTC)
         self._failed: BaseException | None = None
         #: Threads were still busy when `run` returned; their runs were handed back.
         self.abandoned = False
@@ -140,10 +143,7 @@ class Worker:
 
         def handle(number: int, frame: object) -> None:
             if self._stopping.is_set():
-                os.write(
-                    2,
-                    b"second signal: leaving at once, unfinished runs are taken over when their leases end\n",
-                )
+                os.write(2, b"second signal: leaving at once, unfinished runs are taken over when their leases end\n")
                 os._exit(128 + number)
             self._stopping.set()
 
@@ -239,10 +239,7 @@ class Worker:
         while not self._stopping.wait(1.0):
             dead = [thread.name for thread in threads if not thread.is_alive()]
             if dead or not self._keeper.is_alive():
-                logger.critical(
-                    "the worker's threads died (%s), it stops",
-                    ", ".join(dead) or "leases",
-                )
+                logger.critical("the worker's threads died (%s), it stops", ", ".join(dead) or "leases")
                 self._failed = SetupError("a thread of the worker died")
                 self._stopping.set()
 
@@ -303,9 +300,12 @@ class Worker:
         execution = self._engine.begin(job.run, job.stored)
         self._keeper.add(execution)
         try:
-            self._engine.execute(execution, self.id)
+            status = self._engine.execute(execution, self.id)
         finally:
             self._keeper.remove(execution)
+        if status == "waiting":
+            # What it waits for may be stored already.
+            self._wake.set()
 
     # Claiming ------------------------------------------------------------------------------
 
@@ -345,9 +345,11 @@ class Worker:
                 return False
             self._alone = False
         free = self.concurrency - outstanding
-        if free > 0:
-            return self._claim_free(free, alone=outstanding == 0)
-        return self._claim_ahead(outstanding)
+        more = self._claim_free(free, alone=outstanding == 0) if free > 0 else self._claim_ahead(outstanding)
+        if self._store.events_wait:
+            more = self._runtime.events.match_all() or more
+            self._store.events_wait = False
+        return more
 
     def _claim_free(self, free: int, *, alone: bool) -> bool:
         self._careful_at = time.monotonic()
@@ -441,6 +443,33 @@ class Worker:
             self._swept_at = now
             self._store.end_cancelled()
             self._fail_outdated()
+            self._prune()
+
+    def _prune(self) -> None:
+        """Once a day, by the one worker of all that moves the mark."""
+        config = self._runtime.config
+        if config.prune_after_days == 0 or self._pruning:
+            return
+        now = from_ms(self._store.now())
+        at = datetime.combine(now.date(), config.prune_at, UTC)
+        last = at if at <= now else at - timedelta(days=1)
+        if last <= self._pruned_at or not self._runtime.events.move_mark(
+            "prune", instant_ms(last, what="the time of pruning")
+        ):
+            self._pruned_at = last
+            return
+        self._pruned_at = last
+        self._pruning = True
+        self._thread(self._prune_now, "workflows-prune").start()
+
+    def _prune_now(self) -> None:
+        try:
+            with self._runtime.app.app_context():
+                logger.info("pruned %d runs", prune(self._runtime))
+        except Exception as error:
+            self._store.complain("pruning was broken off, it goes on tomorrow", error)
+        finally:
+            self._pruning = False
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()
@@ -476,11 +505,7 @@ class Worker:
             f"no live worker resumes {name!r} version {version}, the oldest that is resumed is {oldest}: register the "
             f"old code again, or declare min_version={version} on code that can take it over; then retry the run"
         )
-        change = Change(
-            "failed",
-            error=dumps(describe(error, "version", frames=False)),
-            finished=True,
-        )
+        change = Change("failed", error=dumps(describe(error, "version", frames=False)), finished=True)
         try:
             self._store.settle(run_id, epoch, change)
             logger.warning("run %s failed: %s", run_id, error)

@@ -6,9 +6,11 @@
 
 from .rows import Change
 from .rows import ClaimedRun
+from .rows import NewEvent
 from .rows import NewRun
 from .rows import StepWrite
 from .rows import StoredStep
+from .rows import WaitWrite
 from .store import LeaseGone
 from .store import Scope
 from .store import Store
@@ -17,9 +19,11 @@ __all__ = [
     "Change",
     "ClaimedRun",
     "LeaseGone",
+    "NewEvent",
     "NewRun",
     "Scope",
     "StepWrite",
     "Store",
     "StoredStep",
+    "WaitWrite",
 ]

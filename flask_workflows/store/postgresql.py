@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from . import event_statements as events_sql
 from . import statements as sql
 from .rows import Change
 from .rows import Fenced
@@ -58,32 +59,34 @@ class PostgreSQL:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
 
     def record(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        writes: Sequence[StepWrite],
-        *,
-        touch: bool,
+        self, execute: Any, params: dict[str, Any], writes: Sequence[StepWrite], *, touch: bool
     ) -> Fenced | None:
         sql.add_writes(params, writes)
         row = execute(_record_sql(len(writes), touch), params).fetchone()
         return None if row is None else Fenced(row[0], row[1])
 
-    def settle(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        change: Change,
-        writes: Sequence[StepWrite],
-    ) -> bool:
+    def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         sql.add_change(params, change)
         sql.add_writes(params, writes)
         return execute(_settle_sql(len(writes)), params).fetchone() is not None
 
-    def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    @staticmethod
+    @cache
+    def events(statement: str) -> str:
+        """Fill in how commits are told before from after: by transaction ids and snapshots."""
+        for name, text in _EVENTS.items():
+            statement = statement.replace(name, text)
+        return statement
+
+    def hold(self, execute: Any, params: dict[str, Any]) -> bool:
+        """Lock the run's row, if it is still held under the epoch."""
+        return execute(self.sql(_FENCE), params).fetchone() is not None
+
+    def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
         # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.
         cursor = connection.execute(_claim_sql(scope), params, prepare=False)
-        return list(cursor.fetchall())
+        rows = cursor.fetchall()
+        return [row[1:] for row in rows if row[1] is not None], bool(rows[0][0])
 
     def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         """Rows locked by somebody are left out, so that one of them holds up no other."""
@@ -103,8 +106,7 @@ class PostgreSQL:
         import psycopg
 
         return isinstance(
-            error,
-            psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction,
+            error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction
         )
 
     def is_conflict(self, error: BaseException) -> bool:
@@ -144,14 +146,31 @@ _CLAIM = """
 WITH due AS MATERIALIZED (
     SELECT id FROM workflow_runs WHERE {claimable} FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE workflow_runs r SET {set} FROM due WHERE r.id = due.id RETURNING {returning}
+, taken AS (
+    UPDATE workflow_runs r SET {set} FROM due WHERE r.id = due.id RETURNING {returning} AS claimed_at
+)
+SELECT {work}, taken.* FROM (SELECT 1) AS one LEFT JOIN taken ON true
 """
+
+_EVENTS = {
+    "{xact}": "CAST(CAST(pg_current_xact_id() AS text) AS bigint)",
+    "{snapshot}": "CAST(pg_current_snapshot() AS text)",
+    "{after_seq}": "CAST(NULL AS bigint)",
+    "{skip_locked}": "FOR UPDATE SKIP LOCKED",
+    "{lock}": "FOR NO KEY UPDATE",
+    # The transaction was not over when the wait was stored.
+    "{after_wait}": "NOT pg_visible_in_snapshot(CAST(CAST(CAST(:xact AS bigint) AS text) AS xid8),"
+    " CAST(w.snapshot AS pg_snapshot))",
+    "{after_event}": "e.xact >= CAST(CAST(pg_snapshot_xmin(CAST(:snapshot AS pg_snapshot)) AS text) AS bigint)"
+    " AND NOT pg_visible_in_snapshot(CAST(CAST(e.xact AS text) AS xid8), CAST(:snapshot AS pg_snapshot))",
+}
 
 
 @cache
 def _claim_sql(scope: str) -> str:
     text = _CLAIM.replace("{claimable}", sql.CLAIMABLE.replace("{scope}", scope))
     text = text.replace("{set}", sql.CLAIM_SET.replace("{r}", "r."))
+    text = text.replace("{work}", events_sql.WORK)
     text = text.replace("{returning}", sql.CLAIM_RETURNING.replace("{r}", "r."))
     return PostgreSQL.sql(text)
 

@@ -86,6 +86,28 @@ class StepWrite(NamedTuple):
     due_in: int | None = None
 
 
+class NewEvent(NamedTuple):
+    """An event to insert; a message where `run_id` says whose."""
+
+    name: str
+    workspace: str
+    payload: str
+    run_id: str | None = None
+    delivery_id: str | None = None
+
+
+class WaitWrite(NamedTuple):
+    """One of the events a call waits for; `key` is the call's."""
+
+    key: str
+    number: int
+    name: str
+    workspace: str
+    fields: str
+    values_hash: str
+    since: int | None
+
+
 class Change(NamedTuple):
     """What becomes of a run when its execution ends."""
 

@@ -16,6 +16,7 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
+from . import event_statements as events_sql
 from . import statements as sql
 from .rows import Change
 from .rows import Fenced
@@ -61,12 +62,7 @@ class SQLite:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
 
     def record(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        writes: Sequence[StepWrite],
-        *,
-        touch: bool,
+        self, execute: Any, params: dict[str, Any], writes: Sequence[StepWrite], *, touch: bool
     ) -> Fenced | None:
         """Each INSERT is conditional on the epoch by itself: it holds the write lock that a claim would need."""
         params["now"] = self.clock(execute, params["now"])
@@ -81,13 +77,7 @@ class SQLite:
             fenced = Fenced(row[0])
         return fenced
 
-    def settle(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        change: Change,
-        writes: Sequence[StepWrite],
-    ) -> bool:
+    def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         params["now"] = self.clock(execute, params["now"])
         sql.add_change(params, change)
         for write in writes:
@@ -99,12 +89,30 @@ class SQLite:
             raise Unsettled
         return settled
 
-    def claim(self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    @staticmethod
+    @cache
+    def events(statement: str) -> str:
+        """Fill in how commits are told before from after: by the order of rows, as one writer follows another."""
+        for name, text in _EVENTS.items():
+            statement = statement.replace(name, text)
+        return statement
+
+    def hold(self, execute: Any, params: dict[str, Any]) -> bool:
+        """Whether the run is still held under the epoch; the transaction keeps it so."""
+        return execute(_HELD, params).fetchone() is not None
+
+    def claim(
+        self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
+    ) -> tuple[list[tuple[Any, ...]], bool]:
         # A look first: an idle worker then neither takes the write lock nor wakes the other workers.
         if connection.execute(_peek_sql(scope), params).fetchone() is None:
-            return []
+            return [], self._events_wait(connection)
         with self.transaction(connection):
-            return connection.execute(_claim_sql(scope), params).fetchall()
+            rows = connection.execute(_claim_sql(scope), params).fetchall()
+        return rows, self._events_wait(connection)
+
+    def _events_wait(self, connection: sqlite3.Connection) -> bool:
+        return bool(connection.execute(f"SELECT {events_sql.WORK}").fetchone()[0])
 
     def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         renewed = []
@@ -137,6 +145,19 @@ class SQLite:
 
     def notify(self, execute: Any) -> None:
         """Nothing to do: every worker watches `PRAGMA data_version`."""
+
+
+_EVENTS = {
+    "{xact}": "NULL",
+    "{snapshot}": "NULL",
+    "{after_seq}": "coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'workflow_events'), 0)",
+    "{skip_locked}": "",
+    "{lock}": "",
+    "{after_wait}": "w.after_seq < :seq",
+    "{after_event}": "e.seq > :after_seq",
+}
+
+_HELD = "SELECT id FROM workflow_runs WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL"
 
 
 class Unsettled(Exception):

@@ -201,6 +201,14 @@ DELETE_STEPS = """
 DELETE FROM workflow_steps WHERE run_id IN ({ids})
 """
 
+DELETE_STATE = """
+DELETE FROM workflow_state WHERE run_id IN ({ids})
+"""
+
+DELETE_MESSAGES = """
+DELETE FROM workflow_events WHERE run_id IN ({ids})
+"""
+
 DELETE_RUNS = """
 DELETE FROM workflow_runs WHERE id IN ({ids}) AND finished_at < CAST(:cutoff AS bigint) RETURNING id
 """
@@ -217,6 +225,11 @@ END_CANCELLED = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
     finished_at = {now}, updated_at = {now}
 WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL
+RETURNING id
+"""
+
+DROP_ALL_WAITS = """
+DELETE FROM workflow_waits WHERE run_id = :run_id
 """
 
 

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from ..errors import KeyTaken
 from ..errors import SetupError
+from . import event_statements as events_sql
 from . import statements as sql
 from .connections import Connections
 from .postgresql import PostgreSQL
@@ -32,6 +33,7 @@ from .rows import Lease
 from .rows import NewRun
 from .rows import StepWrite
 from .rows import StoredStep
+from .rows import WaitWrite
 from .sqlite import SQLite
 from .sqlite import Unsettled
 
@@ -82,13 +84,7 @@ class Store:
     `clock` answers the instant to use in ms, or null for the database's own clock.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        *,
-        lease_ms: int,
-        clock: Callable[[], int | None] = lambda: None,
-    ) -> None:
+    def __init__(self, engine: sa.Engine, *, lease_ms: int, clock: Callable[[], int | None] = lambda: None) -> None:
         self.engine = engine
         self.lease_ms = lease_ms
         self.clock = clock
@@ -97,6 +93,8 @@ class Store:
         #: Set when waiting for the database to come back is to end.
         self.giving_up = Event()
         self._complained_at = float("-inf")
+        #: Whether the last claim saw events or waits that are to be matched.
+        self.events_wait = False
 
     def close(self) -> None:
         self.connections.close()
@@ -108,7 +106,7 @@ class Store:
 
     # Running statements ------------------------------------------------------------------
 
-    def _once(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
+    def once(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
         """Run on a connection of the engine's own; `together` in one transaction."""
         with self.connections.use() as connection:
             if not together:
@@ -116,15 +114,15 @@ class Store:
             with self.dialect.transaction(connection):
                 return operation(connection)
 
-    def _patiently(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
-        """As `_once`, but outlive a database that is away, locked or restarting.
+    def patiently(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
+        """As `once`, but outlive a database that is away, locked or restarting.
 
         The operation must bear repetition: its reply may be lost after it committed.
         """
         pause = 0.05
         while True:
             try:
-                return self._once(operation, together=together)
+                return self.once(operation, together=together)
             except Exception as error:
                 if not self.dialect.is_transient(error) or self.giving_up.is_set():
                     raise
@@ -139,20 +137,20 @@ class Store:
             self._complained_at = now
             logger.warning("%s: %s", what, _first_line(error))
 
-    def _execute(self, connection: Any) -> Execute:
+    def execute_on(self, connection: Any) -> Execute:
         """One way to execute for raw connections and SQLAlchemy's, whose driver SQL is the same."""
         if isinstance(connection, sa.Connection):
             return connection.exec_driver_sql
         execute: Execute = connection.execute
         return execute
 
-    def _params(self, **params: Any) -> dict[str, Any]:
+    def params(self, **params: Any) -> dict[str, Any]:
         params["now"] = self.clock()
         return params
 
     def now(self) -> int:
         """The database's clock, Unix ms."""
-        return self._once(lambda c: self.dialect.clock(self._execute(c), self.clock()))
+        return self.once(lambda c: self.dialect.clock(self.execute_on(c), self.clock()))
 
     # Starting ------------------------------------------------------------------------------
 
@@ -161,7 +159,7 @@ class Store:
 
         Waits for an uncommitted rival with the same key. Rows go in by key, so that two such calls cannot deadlock.
         """
-        execute = self._execute(connection)
+        execute = self.execute_on(connection)
         ordered = sorted(new_runs, key=lambda run: (run.workflow, run.workspace, run.key or ""))
         inserted: set[str] = set()
         for start in range(0, len(ordered), ROWS_PER_INSERT):
@@ -170,7 +168,7 @@ class Store:
         return {run.id: self._holder(execute, run) for run in taken}
 
     def _insert_rows(self, execute: Execute, new_runs: Sequence[NewRun]) -> list[str]:
-        params = self._params()
+        params = self.params()
         for index, run in enumerate(new_runs):
             params.update((f"{field}{index}", value) for field, value in zip(NewRun._fields, run, strict=True))
             params[f"status{index}"] = "sleeping" if run.delay_ms else "pending"
@@ -191,30 +189,24 @@ class Store:
 
     def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
         """As `insert`, committed at once."""
-        return self._once(lambda c: self.insert(c, new_runs), together=True)
+        return self.once(lambda c: self.insert(c, new_runs), together=True)
 
     def notify(self) -> None:
         """Tell workers in other processes that there is something to claim."""
         if self.dialect.listens:
-            self._once(lambda c: self.dialect.notify(self._execute(c)))
+            self.once(lambda c: self.dialect.notify(self.execute_on(c)))
 
     # Claims and leases ---------------------------------------------------------------------
 
     def claim(
-        self,
-        scope: Scope,
-        worker: str,
-        limit: int,
-        *,
-        begin: bool = True,
-        alone: bool = False,
+        self, scope: Scope, worker: str, limit: int, *, begin: bool = True, alone: bool = False
     ) -> list[ClaimedRun]:
         """Take up to `limit` due runs, oldest due first, each under a raised epoch.
 
         With `begin` they are executed at once; without, they wait behind others, so only runs that never lost a
         worker are taken. `alone` also takes a run on its last chance.
         """
-        params = self._params(
+        params = self.params(
             worker=worker,
             limit=limit,
             lease_ms=self.lease_ms,
@@ -223,7 +215,7 @@ class Store:
             alone=int(alone),
             **scope.params,
         )
-        rows = self._once(lambda c: self.dialect.claim(c, scope.condition, params))
+        rows, self.events_wait = self.once(lambda c: self.dialect.claim(c, scope.condition, params))
         return [ClaimedRun(*row) for row in rows]
 
     def histories(self, run_ids: Sequence[str]) -> dict[str, list[StoredStep]]:
@@ -233,7 +225,7 @@ class Store:
             return found
         listed, params = sql.named("run", list(run_ids))
         statement = self.dialect.sql(sql.HISTORY.replace("{ids}", listed))
-        for row in self._patiently(lambda c: self._execute(c)(statement, params).fetchall()):
+        for row in self.patiently(lambda c: self.execute_on(c)(statement, params).fetchall()):
             found[row[0]].append(StoredStep(*row[1:]))
         return found
 
@@ -242,8 +234,8 @@ class Store:
 
         A row locked by somebody else is in neither list.
         """
-        params = self._params(lease_ms=self.lease_ms)
-        rows = self._once(lambda c: self.dialect.renew(self._execute(c), params, held), together=True)
+        params = self.params(lease_ms=self.lease_ms)
+        rows = self.once(lambda c: self.dialect.renew(self.execute_on(c), params, held), together=True)
         renewed = [Lease(*row) for row in rows]
         seen = {lease.id for lease in renewed}
         missing = {run_id: epoch for run_id, epoch in held if run_id not in seen}
@@ -254,7 +246,7 @@ class Store:
             return []
         listed, params = sql.named("run", list(held))
         statement = self.dialect.sql(sql.EPOCHS.replace("{ids}", listed))
-        epochs = dict(self._once(lambda c: self._execute(c)(statement, params).fetchall()))
+        epochs = dict(self.once(lambda c: self.execute_on(c)(statement, params).fetchall()))
         return [run_id for run_id, epoch in held.items() if epochs.get(run_id) != epoch]
 
     def hand_back(self, held: Sequence[tuple[str, int]], *, delay_ms: int = 0) -> None:
@@ -262,21 +254,18 @@ class Store:
         statement = self.dialect.sql(sql.HAND_BACK)
 
         def operation(connection: Any) -> None:
-            execute = self._execute(connection)
+            execute = self.execute_on(connection)
             for run_id, epoch in sorted(held):
-                execute(
-                    statement,
-                    self._params(run_id=run_id, epoch=epoch, delay_ms=delay_ms),
-                )
+                execute(statement, self.params(run_id=run_id, epoch=epoch, delay_ms=delay_ms))
 
-        self._once(operation, together=True)
+        self.once(operation, together=True)
 
     def hand_back_strays(self, worker: str, but: Sequence[str]) -> int:
         """Give back what this worker holds in the table but does not know of."""
         listed, params = sql.named("run", [*but, ""])
         statement = self.dialect.sql(sql.HAND_BACK_STRAYS.replace("{ids}", listed))
-        params = {**params, **self._params(worker=worker)}
-        return int(self._once(lambda c: self._execute(c)(statement, params).rowcount))
+        params = {**params, **self.params(worker=worker)}
+        return int(self.once(lambda c: self.execute_on(c)(statement, params).rowcount))
 
     # Writes of an execution, fenced ----------------------------------------------------------
 
@@ -287,58 +276,52 @@ class Store:
         """
 
         def operation(connection: Any) -> Fenced | None:
-            params = self._params(run_id=run_id, epoch=epoch)
-            return self.dialect.record(self._execute(connection), params, writes, touch=touch)
+            params = self.params(run_id=run_id, epoch=epoch)
+            return self.dialect.record(self.execute_on(connection), params, writes, touch=touch)
 
         several = touch or len(writes) > 1
-        fenced = self._patiently(operation, together=several and self.dialect.name == "sqlite")
+        fenced = self.patiently(operation, together=several and self.dialect.name == "sqlite")
         if fenced is None:
             raise LeaseGone
         return fenced
 
-    def record_in(
-        self,
-        connection: sa.Connection,
-        run_id: str,
-        epoch: int,
-        write: StepWrite,
-        *,
-        touch: bool,
-    ) -> Fenced:
+    def record_in(self, connection: sa.Connection, run_id: str, epoch: int, write: StepWrite, *, touch: bool) -> Fenced:
         """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
-        params = self._params(run_id=run_id, epoch=epoch)
-        fenced = self.dialect.record(self._execute(connection), params, [write], touch=touch)
+        params = self.params(run_id=run_id, epoch=epoch)
+        fenced = self.dialect.record(self.execute_on(connection), params, [write], touch=touch)
         if fenced is None:
             raise LeaseGone
         return fenced
 
-    def record_start(self, run: ClaimedRun, new_run: NewRun, write: Callable[[str], StepWrite]) -> str:
-        """Start a run from another one's body, and record the call with the id it got, in one transaction."""
+    def record_effect(self, run: ClaimedRun, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
+        """Do something on a connection and record the call with what it answers, in one transaction."""
 
         def operation(connection: Any) -> str:
-            holder = self.insert(connection, [new_run]).get(new_run.id, new_run.id)
-            params = self._params(run_id=run.id, epoch=run.epoch)
-            fenced = self.dialect.record(self._execute(connection), params, [write(holder)], touch=True)
+            done = effect(connection)
+            params = self.params(run_id=run.id, epoch=run.epoch)
+            fenced = self.dialect.record(self.execute_on(connection), params, [write(done)], touch=True)
             if fenced is None:
                 raise LeaseGone
-            return holder
+            return done
 
-        return self._patiently(operation, together=True)
+        return self.patiently(operation, together=True)
 
     def find_step(self, run_id: str, key: str) -> tuple[str, str | None] | None:
         """Status and output of one recorded call."""
         statement = self.dialect.sql(sql.FIND_STEP)
         params = {"run_id": run_id, "key": key}
-        row = self._patiently(lambda c: self._execute(c)(statement, params).fetchone())
+        row = self.patiently(lambda c: self.execute_on(c)(statement, params).fetchone())
         return None if row is None else (row[0], row[1])
 
     def look(self, run_id: str) -> tuple[int, str, int | None, int | None] | None:
         """Epoch, status, when cancelling was asked for, when it finished; null for an unknown run."""
         statement = self.dialect.sql(sql.LOOK)
-        row = self._patiently(lambda c: self._execute(c)(statement, {"run_id": run_id}).fetchone())
+        row = self.patiently(lambda c: self.execute_on(c)(statement, {"run_id": run_id}).fetchone())
         return None if row is None else (row[0], row[1], row[2], row[3])
 
-    def settle(self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = ()) -> bool:
+    def settle(
+        self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = (), waits: Sequence[WaitWrite] = ()
+    ) -> bool:
         """End an execution: the run's new state and its last calls, in one transaction.
 
         False when somebody asked meanwhile for the run to be cancelled: nothing is written then. Raises `LeaseGone`
@@ -350,15 +333,23 @@ class Store:
         def operation(connection: Any) -> bool:
             nonlocal tries
             tries += 1
-            params = self._params(run_id=run_id, epoch=epoch)
+            params = self.params(run_id=run_id, epoch=epoch)
             try:
-                return self.dialect.settle(self._execute(connection), params, change, writes)
+                execute = self.execute_on(connection)
+                settled = self.dialect.settle(execute, params, change, writes)
+                if settled and waits:
+                    insert_waits(self.dialect, execute, run_id, waits)
+                if settled and change.status == "cancelled":
+                    # Executed because a wait timed out, which it did not get to record.
+                    execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
+                return settled
             except Unsettled:
                 connection.execute("ROLLBACK")
                 connection.execute("BEGIN")
                 return False
 
-        if self._patiently(operation, together=self.dialect.name == "sqlite"):
+        several = bool(waits) or change.status == "cancelled" or self.dialect.name == "sqlite"
+        if self.patiently(operation, together=several):
             return True
         seen = self.look(run_id)
         if seen is None or seen[0] != epoch:
@@ -373,43 +364,50 @@ class Store:
 
     def save_worker(self, **values: Any) -> None:
         """Insert the worker's row, or renew its `seen_at`."""
-        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.SAVE_WORKER), self._params(**values)))
+        self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.SAVE_WORKER), self.params(**values)))
 
     def stop_worker(self, worker: str) -> None:
-        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.STOP_WORKER), self._params(id=worker)))
+        self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.STOP_WORKER), self.params(id=worker)))
 
     def forget_workers(self, after_ms: int) -> None:
         """Delete workers not seen for that long."""
-        params = self._params(after_ms=after_ms)
-        self._once(lambda c: self._execute(c)(self.dialect.sql(sql.FORGET_WORKERS), params))
+        params = self.params(after_ms=after_ms)
+        self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.FORGET_WORKERS), params))
 
     def live_workers(self, within_ms: int) -> list[str]:
         """What each live worker can run, as it advertised it."""
-        params = self._params(within_ms=within_ms)
-        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.LIVE_WORKERS), params).fetchall())
+        params = self.params(within_ms=within_ms)
+        rows = self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.LIVE_WORKERS), params).fetchall())
         return [row[0] for row in rows]
 
     def overdue_below(self, workflow: str, version: int, overdue_ms: int) -> list[tuple[str, int, int]]:
         """(id, version, epoch) of runs of versions below, that long due."""
-        params = self._params(workflow=workflow, below=version, overdue_ms=overdue_ms)
-        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.UNCLAIMED), params).fetchall())
+        params = self.params(workflow=workflow, below=version, overdue_ms=overdue_ms)
+        rows = self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.UNCLAIMED), params).fetchall())
         return [(row[0], row[2], row[3]) for row in rows]
 
     def unfinished(self) -> list[tuple[str, int, int]]:
         """How many unfinished runs there are of each (workflow, version)."""
-        rows = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.UNFINISHED), self._params()).fetchall())
+        rows = self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.UNFINISHED), self.params()).fetchall())
         return [(row[0], row[1], row[2]) for row in rows]
 
     def care_is_due(self, scope: Scope) -> bool:
         """Whether a run on its last chance waits for a worker that is otherwise idle."""
         statement = self.dialect.sql(sql.WAITING_CARE.replace("{scope}", scope.condition))
-        params = self._params(**scope.params)
-        return self._once(lambda c: self._execute(c)(statement, params).fetchone()) is not None
+        params = self.params(**scope.params)
+        return self.once(lambda c: self.execute_on(c)(statement, params).fetchone()) is not None
 
     def end_cancelled(self) -> int:
         """Finish runs asked to be cancelled whose worker is gone."""
-        statement = self.dialect.sql(sql.END_CANCELLED)
-        return int(self._once(lambda c: self._execute(c)(statement, self._params()).rowcount))
+
+        def operation(connection: Any) -> int:
+            execute = self.execute_on(connection)
+            ended = execute(self.dialect.sql(sql.END_CANCELLED), self.params()).fetchall()
+            for (run_id,) in ended:
+                execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
+            return len(ended)
+
+        return self.once(operation, together=True)
 
     # Operator actions ------------------------------------------------------------------------
 
@@ -417,46 +415,38 @@ class Store:
         """End an idle run, or mark one being executed; false when neither applied."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
             if execute(self.dialect.sql(sql.CANCEL_IDLE), params).rowcount:
+                execute(self.dialect.sql(sql.DROP_ALL_WAITS), params)
                 return True
             return bool(execute(self.dialect.sql(sql.CANCEL_RUNNING), params).rowcount)
 
-        return self._once(operation, together=True)
+        return self.once(operation, together=True)
 
     def retry(self, run_id: str, epoch: int | None, forget: Sequence[str]) -> bool:
         """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
             if not execute(self.dialect.sql(sql.RETRY_RUN), params).rowcount:
                 return False
             for key in forget:
                 execute(self.dialect.sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
             return True
 
-        return self._once(operation, together=True)
+        return self.once(operation, together=True)
 
     def wake(self, run_id: str, epoch: int | None) -> bool:
         """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
             if not execute(self.dialect.sql(sql.WAKE_RUN), params).rowcount:
                 return False
             execute(self.dialect.sql(sql.WAKE_STEPS), params)
             return True
 
-        return self._once(operation, together=True)
+        return self.once(operation, together=True)
 
     def prune_page(self, after: str, before: str, cutoff: int, limit: int) -> tuple[str | None, int]:
         """Delete the finished among the next `limit` runs by id, with their steps, in one short transaction.
@@ -464,7 +454,7 @@ class Store:
         Answers the last id looked at, null at the end, and how many runs went.
         """
         params = {"after": after, "before": before, "limit": limit}
-        page = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.PRUNE_PAGE), params).fetchall())
+        page = self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.PRUNE_PAGE), params).fetchall())
         ids = [run_id for run_id, finished_at in page if finished_at is not None and finished_at < cutoff]
         last = page[-1][0] if len(page) == limit else None
         return last, self._delete(ids, cutoff) if ids else 0
@@ -475,23 +465,28 @@ class Store:
 
         def operation(connection: Any) -> int:
             # Runs first: their locks say which of them are still finished and old, against a retry at this moment.
-            execute = self._execute(connection)
+            execute = self.execute_on(connection)
             statement = self.dialect.sql(sql.DELETE_RUNS.replace("{ids}", listed))
             gone = [row[0] for row in execute(statement, params_cutoff).fetchall()]
             if gone:
                 listed_gone, params_gone = sql.named("run", gone)
-                execute(
-                    self.dialect.sql(sql.DELETE_STEPS.replace("{ids}", listed_gone)),
-                    params_gone,
-                )
+                for statement in (sql.DELETE_STEPS, sql.DELETE_STATE, sql.DELETE_MESSAGES):
+                    execute(self.dialect.sql(statement.replace("{ids}", listed_gone)), params_gone)
             return len(gone)
 
-        return self._once(operation, together=True)
+        return self.once(operation, together=True)
 
     def count_prunable(self, before: str, cutoff: int) -> int:
         statement = self.dialect.sql(sql.COUNT_PRUNABLE)
         params = {"before": before, "cutoff": cutoff}
-        return int(self._once(lambda c: self._execute(c)(statement, params).fetchone())[0])
+        return int(self.once(lambda c: self.execute_on(c)(statement, params).fetchone())[0])
+
+
+def insert_waits(dialect: PostgreSQL | SQLite, execute: Execute, run_id: str, waits: Sequence[WaitWrite]) -> None:
+    """Store what a run waits for, in the transaction that suspends it; what it waits for already stays."""
+    statement = dialect.sql(dialect.events(events_sql.INSERT_WAIT))
+    for wait in waits:
+        execute(statement, {"run_id": run_id, **wait._asdict()})
 
 
 def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:

@@ -1,0 +1,164 @@
+"""The SQL of events and waits. `{now}` is as in `statements`; the other braces are the dialects' own words."""
+
+from __future__ import annotations
+
+INSERT_EVENT = """
+INSERT INTO workflow_events (name, workspace, run_id, payload, delivery_id, xact, emitted_at, woke)
+SELECT :name, :workspace, :run_id, :payload, :delivery_id, {xact}, {now}, 0
+WHERE 1 = 1
+ON CONFLICT (name, workspace, delivery_id) WHERE delivery_id IS NOT NULL DO NOTHING
+RETURNING seq
+"""
+
+FIND_DELIVERY = """
+SELECT seq FROM workflow_events
+WHERE name = :name AND workspace = :workspace AND delivery_id = :delivery_id
+"""
+
+INSERT_WAIT = """
+INSERT INTO workflow_waits (run_id, "key", number, name, workspace, fields, values_hash, snapshot, after_seq, since,
+    checked)
+VALUES (:run_id, :key, :number, :name, :workspace, :fields, :values_hash, {snapshot}, {after_seq}, :since, 0)
+ON CONFLICT (run_id, "key", number) DO NOTHING
+"""
+
+#: Whether something is left to match; read with every claim.
+WORK = """
+(EXISTS (SELECT 1 FROM workflow_events WHERE matched_at IS NULL)
+    OR EXISTS (SELECT 1 FROM workflow_waits WHERE checked = 0))
+"""
+
+NEXT_EVENT = """
+SELECT seq, name, workspace, run_id, payload, emitted_at, xact FROM workflow_events
+WHERE matched_at IS NULL ORDER BY seq LIMIT 1 {skip_locked}
+"""
+
+#: The sets of fields that open waits of this name compare, found by jumping from one to the next in the index.
+SHAPES = """
+WITH RECURSIVE shapes (fields) AS (
+    SELECT min(fields) FROM workflow_waits WHERE name = :name
+    UNION ALL
+    SELECT (SELECT min(w.fields) FROM workflow_waits w WHERE w.name = :name AND w.fields > shapes.fields)
+    FROM shapes WHERE shapes.fields IS NOT NULL
+)
+SELECT fields FROM shapes WHERE fields IS NOT NULL
+"""
+
+CANDIDATES = """
+SELECT w.run_id, w."key", w.number FROM workflow_waits w
+WHERE w.name = :name AND w.fields = :fields AND w.values_hash = :values_hash
+    AND (:workspace = '' OR w.workspace = :workspace)
+    AND (w.fields = '@' OR {after_wait} OR w.since <= CAST(:emitted_at AS bigint))
+    AND NOT EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = w.run_id
+        AND s.event_seq = CAST(:seq AS bigint) AND s.event_seq IS NOT NULL)
+ORDER BY w.run_id LIMIT 200
+"""
+
+LOCK_RUN = """
+SELECT id FROM workflow_runs
+WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL {lock}
+"""
+
+END_WAIT = """
+UPDATE workflow_steps SET status = 'completed', output = :output, event_seq = CAST(:seq AS bigint),
+    finished_at = {now}
+WHERE run_id = :run_id AND "key" = :key AND status = 'waiting'
+"""
+
+DROP_WAITS = """
+DELETE FROM workflow_waits WHERE run_id = :run_id AND "key" = :key
+"""
+
+#: A run that is executed now finds the outcome when it comes to the call; its lease stays as it is.
+MAKE_DUE = """
+UPDATE workflow_runs SET status = 'pending', due_at = {now}, updated_at = {now}
+WHERE id = :run_id AND worker IS NULL AND status = 'waiting'
+"""
+
+MATCHED = """
+UPDATE workflow_events SET matched_at = CASE WHEN CAST(:done AS integer) = 1 THEN {now} END,
+    woke = woke + CAST(:woke AS integer)
+WHERE seq = CAST(:seq AS bigint)
+"""
+
+COUNT_WOKE = """
+UPDATE workflow_events SET woke = woke + 1 WHERE seq = CAST(:seq AS bigint)
+"""
+
+UNCHECKED = """
+SELECT DISTINCT run_id FROM workflow_waits WHERE checked = 0 LIMIT 100
+"""
+
+WAITS_OF = """
+SELECT "key", number, name, workspace, fields, values_hash, snapshot, after_seq, since FROM workflow_waits
+WHERE run_id = :run_id AND checked = 0 ORDER BY "key", number
+"""
+
+CHECKED = """
+UPDATE workflow_waits SET checked = 1 WHERE run_id = :run_id
+"""
+
+#: Events that count for a wait by the order of commits alone.
+STORED_AFTER = """
+SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
+WHERE e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace = :workspace)
+    AND {after_event} AND e.seq > CAST(:from_seq AS bigint)
+ORDER BY e.seq LIMIT 500
+"""
+
+#: Events that count for a wait with `since`.
+STORED_SINCE = """
+SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
+WHERE e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace = :workspace)
+    AND (e.emitted_at > CAST(:from_at AS bigint)
+        OR (e.emitted_at = CAST(:from_at AS bigint) AND e.seq > CAST(:from_seq AS bigint)))
+ORDER BY e.emitted_at, e.seq LIMIT 500
+"""
+
+NEXT_MESSAGE = """
+SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
+WHERE e.run_id = :run_id AND e.name = :name
+    AND NOT EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = :run_id AND s.event_seq = e.seq
+        AND s.event_seq IS NOT NULL)
+ORDER BY e.seq LIMIT 1
+"""
+
+RECEIVED = """
+SELECT 1 FROM workflow_steps WHERE run_id = :run_id AND event_seq = CAST(:seq AS bigint) AND event_seq IS NOT NULL
+"""
+
+#: A time-out, unless an event came first.
+EXPIRE_WAIT = """
+UPDATE workflow_steps SET status = 'completed', output = 'null', finished_at = {now}
+WHERE run_id = :run_id AND "key" = :key AND status = 'waiting'
+"""
+
+RUN_STATUS = """
+SELECT finished_at FROM workflow_runs WHERE id = :run_id
+"""
+
+SAVE_STATE = """
+INSERT INTO workflow_state (run_id, "key", value, updated_at)
+SELECT id, :key, :value, {now} FROM workflow_runs WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL {lock}
+ON CONFLICT (run_id, "key") DO UPDATE SET value = excluded.value, updated_at = excluded.updated_at
+RETURNING run_id
+"""
+
+READ_STATE = """
+SELECT value FROM workflow_state WHERE run_id = :run_id AND "key" = :key
+"""
+
+#: True for one worker a day: the one that moves the mark.
+MOVE_MARK = """
+INSERT INTO workflow_marks (name, at) VALUES (:name, CAST(:at AS bigint))
+ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE workflow_marks.at < excluded.at
+RETURNING at
+"""
+
+PRUNE_EVENTS = """
+DELETE FROM workflow_events WHERE seq IN (
+    SELECT seq FROM workflow_events
+    WHERE emitted_at < CAST(:cutoff AS bigint) AND matched_at IS NOT NULL AND run_id IS NULL
+    ORDER BY seq LIMIT CAST(:limit AS integer)
+)
+"""

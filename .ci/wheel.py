@@ -1,4 +1,4 @@
-"""Checks that a wheel holds the package with its folders, and nothing beside it."""
+"""Checks that a wheel holds the package with its folders and the pytest plugin, and nothing beside them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import zipfile
 
 NEEDED = [
+    "_flask_workflows_pytest.py",
     "flask_workflows/__init__.py",
     "flask_workflows/py.typed",
     "flask_workflows/static/htmx.LICENSE.txt",
@@ -33,7 +34,7 @@ def faults(names: list[str]) -> list[str]:
         *(
             f"outside the package: {n}"
             for n in content
-            if not n.startswith("flask_workflows/")
+            if not n.startswith("flask_workflows/") and n not in NEEDED
         ),
         *(f"unwanted: {n}" for n in content if any(part in n for part in UNWANTED)),
     ]

@@ -101,7 +101,7 @@ def _wrong_json(plain: Any, name: str) -> Refusal:
     return Refusal(f"is a JSON {KINDS[type(plain)]}, which is no {name}")
 
 
-def _call(function: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Any:
+def _call(function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Run what rebuilds a value; whatever it raises says that the value does not fit."""
     try:
         return function(*args, **kwargs)

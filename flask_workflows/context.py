@@ -6,6 +6,7 @@ is looked up in the run's history first; only a call without a record does somet
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import random
@@ -268,10 +269,14 @@ class WorkflowContext:
             raise execution.interrupt
         limit = self._runtime.config.max_payload_bytes
         text = value_codec(noun="value").dump(value, where=f"set({key!r})", max_bytes=limit)
-        if self._step is None and execution.history.replaying:
-            return
+        if self._step is None:
+            if execution.history.replaying:
+                return
+            self._refuse_body_writes()
         events = self._runtime.events
-        execution.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text))
+        # A step that wrote holds SQLite's only write lock: the value is then published with what it wrote.
+        connection = self._runtime.sessions.holding_lock()
+        execution.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text, connection))
 
     # For the package -------------------------------------------------------------------------
 
@@ -289,6 +294,8 @@ class WorkflowContext:
         self._refuse_body_writes()
 
     def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite]) -> NoReturn:
+        """Let the run wait; `write` records a new call, which makes the count of attempts start again."""
+        self._execution.progressed = self._execution.progressed or write is not None
         self._execution.suspend(change._replace(attempts=self._execution.attempts), write, waits)
 
     def now_ms(self) -> int:
@@ -313,8 +320,8 @@ class WorkflowContext:
         output = json.loads(self._effect(f"$start:{new_run.workflow}", "start", new_run.input, effect))
         return output["id"], output["created"]
 
-    def emit_event(self, event: NewEvent) -> None:
-        """Record an event's emission, with the event itself."""
+    def emit_event(self, event: NewEvent) -> bool:
+        """Record an event's emission, with the event itself; answer whether it is a new one."""
         events = self._runtime.events
         name = "send" if event.run_id is not None else "emit"
         input = event.payload
@@ -324,11 +331,13 @@ class WorkflowContext:
         def effect(connection: Any) -> str:
             if event.run_id is not None and events.is_finished(connection, event.run_id) is not False:
                 return json.dumps({"seq": None})
-            return json.dumps({"seq": events.insert(connection, event)[0]})
+            seq, created = events.insert(connection, event)
+            return json.dumps({"seq": seq, "created": created})
 
         done = json.loads(self._effect(f"${name}:{event.name}", name, input, effect))
         if done["seq"] is None:
             raise RunFinished(f"run {event.run_id} has finished, or is unknown: nobody would read the message")
+        return bool(done["created"])
 
     def _effect(self, name: str, kind: str, input: str, effect: Callable[[Any], str]) -> str:
         """The recorded output of the body's next call, or what `effect` does now, in the transaction that records it."""
@@ -357,6 +366,7 @@ class WorkflowContext:
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
                 return
+            execution.progressed = True
             self._suspend("sleeping", write, due_at=due_at, due_in=due_in)
         if stored.status == "completed":
             return
@@ -538,11 +548,11 @@ class WorkflowContext:
 
     def _call(self, name: str, input: str | None = None) -> Call:
         """Take the next call of the body."""
-        what = f"ctx.{name.lstrip('$').partition(':')[0]}()"
+        what = f"{_METHODS.get(name.partition(':')[0], name.lstrip('$'))}()"
         self._here(what)
         if self._step is not None:
             raise MisplacedCall(f"{what} was called inside the step {self._step!r}: call it in the workflow's body")
-        return self._execution.call(name, input)
+        return self._execution.call(_shortened(name), input)
 
     def _here(self, what: str) -> None:
         if get_ident() != self._execution.thread:
@@ -564,6 +574,25 @@ class WorkflowContext:
 
     def _ticks(self) -> float:
         return self._execution.store.ticks()
+
+
+#: What a call's key begins with, and what its caller wrote.
+_METHODS = {
+    "$emit": "emit",
+    "$now": "ctx.now",
+    "$receive": "ctx.receive",
+    "$send": "handle.send",
+    "$sleep": "ctx.sleep",
+    "$start": "start",
+    "$wait": "ctx.wait_for",
+}
+
+
+def _shortened(name: str) -> str:
+    """A call's name with room for its number and its branch; names of events and messages may be 255 long."""
+    if len(name) <= 120:
+        return name
+    return f"{name[:103]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _completed(stored: StoredStep) -> StepWrite:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import is_dataclass
 from datetime import datetime
 from typing import Any
+from typing import is_typeddict
 from typing import NamedTuple
 
 from .durations import from_ms
@@ -66,13 +67,16 @@ class EventType:
 
     def dump(self, payload: Any, max_bytes: int) -> str:
         """The payload as stored. A mapping is taken for an object of the declared class if it fits it."""
-        if self.cls is not None and isinstance(payload, Mapping) and not isinstance(payload, self.cls):
+        if self.cls is not None and isinstance(payload, Mapping) and not self._takes(payload):
             text = value_codec(Any, noun="payload").dump(dict(payload), where=self._where, max_bytes=max_bytes)
             try:
                 payload = self._codec.load(text, where=self._where)
             except Exception as error:
                 raise ValueRefused(f"{self._where}: the payload is no {self.cls.__name__}: {error}") from error
         return self._codec.dump(payload, where=self._where, max_bytes=max_bytes)
+
+    def _takes(self, payload: Mapping[str, Any]) -> bool:
+        return self.cls is None or is_typeddict(self.cls) or isinstance(payload, self.cls)
 
     def received(self, stored: Mapping[str, Any]) -> Any:
         """The event as the wait returns it."""
@@ -134,8 +138,10 @@ class EventTypes:
 
 def _same_class(one: type, other: type) -> bool:
     """The same declaration seen twice: a reload, or one module under two names."""
-    return one is other or (
-        one.__qualname__ == other.__qualname__
-        and is_dataclass(one) == is_dataclass(other)
-        and getattr(one, "__annotations__", None) == getattr(other, "__annotations__", None)
-    )
+    return one is other or _identity(one) == _identity(other)
+
+
+def _identity(cls: type) -> tuple[object, ...]:
+    # By the names of its fields: a reload makes the classes they refer to anew, too.
+    module = sys.modules.get(cls.__module__)
+    return getattr(module, "__file__", None), cls.__qualname__, list(getattr(cls, "__annotations__", {}))

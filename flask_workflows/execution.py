@@ -232,7 +232,10 @@ class Execution:
             writes = [self._timed(self._held)] if self._held is not None else []
             if write is not None:
                 writes.append(write)
-            settled = self.settled = self.store.settle(self.run.id, self.run.epoch, change, writes, waits)
+            waited = change.finished and self.history.waited
+            settled = self.settled = self.store.settle(
+                self.run.id, self.run.epoch, change, writes, waits, waited=waited
+            )
             if settled:
                 self._held = None
             return settled
@@ -291,6 +294,10 @@ class Execution:
                 self.stop(LeaseLost())
             except Exception as error:
                 self.stop(Broken(error))
+            except BaseException as error:
+                # A Ctrl-C in the middle of it: whether it was written is not known, so nothing more may happen.
+                self.interrupt = self.interrupt or Broken(error)
+                raise
 
     def _flush(self) -> None:
         held = self._held

@@ -47,6 +47,7 @@ from .runtime import Authorize
 from .runtime import current_runtime
 from .runtime import EXTENSION
 from .runtime import prepare_engine
+from .runtime import Recorder
 from .runtime import Runtime
 from .store import NewEvent
 from .store import NewRun
@@ -78,6 +79,8 @@ class Workflows:
         self.events = EventTypes()
         #: Null: the database's clock. Set in tests; every stored instant then comes from it.
         self.clock: Clock | None = None
+        #: Null save in tests, see `flask_workflows.testing.WorkflowsFake`.
+        self.recorder: Recorder | None = None
         self.authorizer = authorize
         self._tick_ms: int | None = None
         self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
@@ -221,12 +224,11 @@ class Workflows:
         """As `emit`, committed at once: for webhooks. A repeated `delivery_id` is the same event; true if it is new."""
         runtime = current_runtime()
         new = self._new_event(runtime, event, payload, workspace)
-        running = outside_steps()
-        if running is not None:
-            running.emit_event(new)
-            return True
         if delivery_id is not None:
             new = new._replace(delivery_id=check_label(delivery_id, "delivery_id"))
+        running = outside_steps()
+        if running is not None:
+            return running.emit_event(new)
         runtime.sessions.refuse_if_busy("deliver()")
         _, created = runtime.events.deliver(new)
         runtime.announce()
@@ -292,7 +294,7 @@ class Workflows:
         new_run = self._new_run(runtime, workflow, options, args, kwargs)
         runtime.sessions.refuse_if_busy("spawn()")
         holders = runtime.store.spawn([new_run])
-        runtime.announce()
+        runtime.started([] if holders else [new_run.id])
         return self._handle(runtime, workflow, new_run, holders)
 
     def _start_many(
@@ -316,7 +318,7 @@ class Workflows:
     ) -> NewRun:
         config = runtime.config
         return NewRun(
-            id=new_id(),
+            id=new_id(self.clock_ms()),
             workflow=workflow.name,
             version=workflow.version,
             queue=workflow.queue or config.queue,
@@ -331,7 +333,10 @@ class Workflows:
         self, runtime: Runtime, workflow: Workflow[Any, R], new_run: NewRun, holders: Mapping[str, str]
     ) -> Handle[R]:
         holder = holders.get(new_run.id, new_run.id)
-        return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
+        handle: Handle[R] = Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
+        if self.recorder is not None:
+            self.recorder.recorded(new_run, handle, workflow)
+        return handle
 
     # Looking after runs ------------------------------------------------------------------------
 
@@ -383,6 +388,7 @@ class Workflows:
     def tick(self, now: datetime | None = None) -> int:
         """Execute on this thread what is due, now or at the given instant; answer the number of executions."""
         runtime = current_runtime()
+        runtime.sessions.refuse_if_busy("tick()")
         with self._at(now):
             return runtime.drain()
 

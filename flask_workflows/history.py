@@ -34,9 +34,19 @@ class History:
         self._last = stored[-1].position if stored else 0
 
     @property
+    def waited(self) -> bool:
+        """Whether the run was waiting for something when it was claimed."""
+        return any(step.status == "waiting" for step in self._stored)
+
+    @property
     def replaying(self) -> bool:
         """Whether recorded calls are still to come."""
         return self._position < len(self._stored)
+
+    @property
+    def upcoming(self) -> StoredStep | None:
+        """The recorded call that is to come next; null where none is, or where their order does not matter."""
+        return self._stored[self._position] if self._strict and self.replaying else None
 
     def next(self, name: str, input: str | None) -> Call:
         """Take the next call of this name. Raises `NonDeterminismError` when the record holds another one here."""

@@ -41,7 +41,10 @@ def _next(runtime: Runtime, scope: Scope, worker: str) -> ClaimedRun | None:
             return claimed[0]
         if not runtime.store.events_wait:
             return None
-        runtime.events.match_all()
+        runtime.store.events_wait = False
+        if not runtime.events.match_all():
+            # Somebody else is at it.
+            return None
 
 
 def _execute(runtime: Runtime, engine: Engine, keeper: LeaseKeeper, run: ClaimedRun, worker: str) -> None:

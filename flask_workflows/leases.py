@@ -7,7 +7,6 @@ long. It lives as long as there is something to keep; a worker has one, and so h
 from __future__ import annotations
 
 import logging
-import time
 from threading import Event
 from threading import Lock
 from threading import Thread
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flask_workflows")
 
 _TEND_SECONDS = HOLD_MS / 2 / 1000
+JOIN_SECONDS = 5.0
 
 
 class LeaseKeeper:
@@ -32,7 +32,7 @@ class LeaseKeeper:
         self._live: dict[str, Execution] = {}
         self._lock = Lock()
         self._work = Event()
-        self._ending = False
+        self._ended = Event()
         self._thread = Thread(target=self._run, name="workflows-leases", daemon=True)
 
     def __enter__(self) -> LeaseKeeper:
@@ -41,10 +41,12 @@ class LeaseKeeper:
 
     def __exit__(self, *error: object) -> None:
         self.stop()
+        # Nothing of it is left behind, unless the database does not answer.
+        self._thread.join(JOIN_SECONDS)
 
     def stop(self) -> None:
         """End the thread; leases run out by themselves."""
-        self._ending = True
+        self._ended.set()
         self._work.set()
 
     def add(self, execution: Execution) -> None:
@@ -66,15 +68,15 @@ class LeaseKeeper:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._ending:
+        while not self._ended.is_set():
             self._work.wait()
             try:
                 self._round()
             except Exception as error:
                 # Whatever it is, the next round tries again: without this thread every lease would end.
                 self._store.complain("leases could not be renewed, trying again", error)
-                time.sleep(0.2)
-            time.sleep(_TEND_SECONDS)
+                self._ended.wait(0.2)
+            self._ended.wait(_TEND_SECONDS)
 
     def _round(self) -> None:
         executions = self.live()

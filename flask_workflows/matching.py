@@ -14,27 +14,37 @@ from typing import Any
 from .annotations import annotation_for
 from .annotations import codec_for
 from .errors import MatchRefused
+from .plain import check_plain
+from .plain import Refusal
+from .plain import SCALARS
+from .plain import type_name
+from .plain import write
 
 #: In place of the list of fields, for waits on messages to one's own run.
 MESSAGES = "@"
 
+#: In bytes: with the longest name the index entry then stays below what PostgreSQL takes.
 FIELDS_LIMIT = 500
 
 
 def fields_of(match: Mapping[str, Any] | None) -> str:
     """The compared fields as they are stored. Raises `MatchRefused` for what is no dotted path."""
-    fields = sorted(match or {})
-    for path in fields:
+    if match is not None and not isinstance(match, Mapping):
+        raise MatchRefused(f"match is a {type(match).__name__}: write fields and their values, as in {{'user.id': 7}}")
+    for path in match or {}:
         if not isinstance(path, str) or not path or not all(path.split(".")):
             raise MatchRefused(f"{path!r} is no field to match: write dotted paths, as in {{'user.id': 7}}")
-    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
-    if len(text) > FIELDS_LIMIT:
-        raise MatchRefused(f"the fields to match take {len(text)} characters: at most {FIELDS_LIMIT}")
+    try:
+        text = write(sorted(match or {}))
+    except Refusal as refusal:
+        raise MatchRefused(f"a field to match {refusal.reason}") from None
+    if len(text.encode()) > FIELDS_LIMIT:
+        raise MatchRefused(f"the fields to match take {len(text.encode())} bytes: at most {FIELDS_LIMIT}")
     return text
 
 
 def plain_match(match: Mapping[str, Any]) -> dict[str, Any]:
-    """What is compared, as JSON values by field."""
+    """What is compared, as JSON values by field. Raises `MatchRefused` for a value that no payload can hold."""
     return {path: _plain(match[path], path) for path in sorted(match)}
 
 
@@ -51,7 +61,7 @@ def hash_in(payload: Any, fields: str) -> str | None:
         for name in path.split("."):
             if isinstance(value, dict) and name in value:
                 value = value[name]
-            elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            elif isinstance(value, list) and _is_index(name) and int(name) < len(value):
                 value = value[int(name)]
             else:
                 return None
@@ -59,12 +69,23 @@ def hash_in(payload: Any, fields: str) -> str | None:
     return _hash(values)
 
 
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10
+
+
 def _plain(value: Any, path: str) -> Any:
-    if value is None or isinstance(value, bool | int | float | str | list | dict):
-        return value
-    if annotation_for(type(value)) is None:
-        raise MatchRefused(f"match[{path!r}] is a {type(value).__name__}, which no JSON value can equal")
-    return codec_for(type(value)).encode(value)
+    kind = type(value)
+    try:
+        if kind not in SCALARS and kind is not list and kind is not dict:
+            if annotation_for(kind) is None:
+                raise Refusal(f"is of type {type_name(kind)}, which no JSON value can equal")
+            value = codec_for(kind).encode(value)
+        check_plain(value)
+        write(value)
+    except Refusal as refusal:
+        inside = refusal.path.removeprefix("$")
+        raise MatchRefused(f"match[{path!r}]{inside} {refusal.reason}") from None
+    return value
 
 
 def _hash(values: list[Any]) -> str:

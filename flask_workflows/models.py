@@ -190,15 +190,17 @@ waits = sa.Table(
     sa.Column("values_hash", sa.String(64), nullable=False),
     #: PostgreSQL: the snapshot the wait was stored under; events visible in it came before.
     sa.Column("snapshot", sa.Text),
-    #: SQLite: the last event before it.
-    sa.Column("after_seq", sa.BigInteger),
+    #: The last event before it; on PostgreSQL others may have been under way.
+    sa.Column("after_seq", sa.BigInteger, nullable=False),
     #: Events emitted from this instant on count too.
     sa.Column("since", Millis),
     #: Whether stored events were looked through, which is done once, after the wait was committed.
     sa.Column("checked", sa.Integer, nullable=False),
     sa.PrimaryKeyConstraint("run_id", "key", "number", name="workflow_waits_pkey"),
 )
-sa.Index("workflow_waits_match", waits.c.name, waits.c.fields, waits.c.values_hash, waits.c.run_id)
+sa.Index(
+    "workflow_waits_match", waits.c.name, waits.c.fields, waits.c.values_hash, waits.c.workspace, waits.c.run_id
+)
 _unchecked = waits.c.checked == 0
 sa.Index("workflow_waits_unchecked", waits.c.run_id, postgresql_where=_unchecked, sqlite_where=_unchecked)
 

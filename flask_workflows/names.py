@@ -51,9 +51,13 @@ def check_label(value: object, what: str) -> str:
 _sequence = count(randbits(11))
 
 
-def new_id() -> str:
-    """A UUIDv7 (RFC 9562): ids sort by the millisecond they were made in, and within one process beyond it."""
-    milliseconds = time.time_ns() // 1_000_000
+def new_id(milliseconds: int | None = None) -> str:
+    """A UUIDv7 (RFC 9562): ids sort by the millisecond they were made in, and within one process beyond it.
+
+    That is now, by this machine's clock, or the one given.
+    """
+    if milliseconds is None:
+        milliseconds = time.time_ns() // 1_000_000
     number = milliseconds << 80 | 0x7 << 76 | (next(_sequence) & 0xFFF) << 64
     number |= 0b10 << 62 | int.from_bytes(token_bytes(8), "big") >> 2
     text = f"{number:032x}"

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+from typing import Protocol
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -29,13 +30,16 @@ from .retry import Retry
 from .schema import check_schema
 from .sessions import Sessions
 from .store import ClaimedRun
+from .store import NewRun
 from .store import Store
 from .store.events import Events
 from .store.sqlite import BUSY_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from .definition import Step
+    from .definition import Workflow
     from .extension import Workflows
+    from .handle import Handle
 
 logger = logging.getLogger("flask_workflows")
 
@@ -43,6 +47,16 @@ EXTENSION = "workflows"
 
 #: `authorize(action, run)`: true, false, or a response to give instead.
 Authorize = Callable[..., Any]
+
+
+class Recorder(Protocol):
+    """What a test's `WorkflowsFake` is told. While there is one nothing is executed here, and no worker is woken."""
+
+    def recorded(self, new_run: NewRun, handle: Handle[Any], workflow: Workflow[Any, Any]) -> None:
+        """A run was started, perhaps in a transaction that is still open."""
+
+    def committed(self, run_ids: Sequence[str]) -> None:
+        """The starts of these runs were committed."""
 
 
 class Runtime:
@@ -82,11 +96,19 @@ class Runtime:
             )
         return db
 
+    @property
+    def inline(self) -> bool:
+        """Whether what becomes due is executed at once, here."""
+        return self.config.execution == "inline" and self.workflows.recorder is None
+
     @cached_property
     def app_engine(self) -> sa.Engine:
         """The engine of the app's default bind."""
         with self.app.app_context():
             engine = self.db.engine
+        if isinstance(engine, sa.Connection):
+            # A test that rolls back what it did has put one in the engine's place.
+            engine = engine.engine
         if not isinstance(engine, sa.Engine):
             raise SetupError(f"db.engine is {engine!r}, not an engine")
         return engine
@@ -115,14 +137,7 @@ class Runtime:
 
     @cached_property
     def sessions(self) -> Sessions:
-        return Sessions(
-            self.db.session,
-            self.store,
-            self.events,
-            self.started,
-            apart=self.apart,
-            inline=self.config.execution == "inline",
-        )
+        return Sessions(self.db, self.store, self.events, self.started, apart=self.apart, inline=lambda: self.inline)
 
     def _private_engine(self) -> sa.Engine:
         self._directory = tempfile.TemporaryDirectory(prefix="flask-workflows-", ignore_cleanup_errors=True)
@@ -130,6 +145,12 @@ class Runtime:
         prepare_engine(engine)
         models.metadata.create_all(engine)
         return engine
+
+    def forget(self) -> None:
+        """Be as a process that has just begun, on the same database."""
+        self.store.close()
+        for made in ("store", "events", "sessions"):
+            self.__dict__.pop(made, None)
 
     def close(self) -> None:
         """Close the engine's connections and delete what was kept in the process. The app may still be used."""
@@ -156,14 +177,18 @@ class Runtime:
     # What happens once something was committed -------------------------------------------------
 
     def started(self, run_ids: Sequence[str]) -> None:
-        """Runs were committed by a session of this process."""
+        """Runs were committed by this process."""
+        if self.workflows.recorder is not None:
+            self.workflows.recorder.committed(run_ids)
         self.announce()
 
     def announce(self) -> None:
         """Something may be due: wake the workers here and elsewhere, or execute it where that is configured."""
+        if self.workflows.recorder is not None:
+            return
         for waker in tuple(self.wakers):
             waker.set()
-        if self.config.execution == "inline":
+        if self.inline:
             self.drain()
         elif self.config.listen and self.store.dialect.listens:
             try:
@@ -180,7 +205,7 @@ class Runtime:
         from .inline import execute_due
 
         ident = threading.get_ident()
-        if ident in self._draining:
+        if ident in self._draining or self.workflows.recorder is not None:
             return 0
         self._draining.add(ident)
         try:

@@ -80,11 +80,21 @@ def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
 def cancel_workspace(runtime: Runtime, workspace: str) -> int:
     """Cancel every unfinished run of a workspace, as when it is deleted; answer how many."""
     cancelled = 0
+    while found := _cancel_those(runtime, workspace):
+        # Runs move on while others are cancelled: until none is left in any state.
+        cancelled += found
+    return cancelled
+
+
+def _cancel_those(runtime: Runtime, workspace: str) -> int:
+    cancelled = 0
     for status in UNFINISHED:
-        cursor = None
+        cursor: str | None = None
         while True:
             found = page(runtime, RunQuery(workspace=workspace, status=status, limit=100, cursor=cursor))
             for run in found.runs:
+                if run.cancelling:
+                    continue
                 with suppress(RunFinished, RunNotFound):
                     cancel(runtime, run.id)
                     cancelled += 1
@@ -159,8 +169,9 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
         if following is None:
             break
         last = following
-    while runtime.events.prune(cutoff, PRUNE_BATCH):
-        pass
+    number: int | None = 0
+    while number is not None:
+        number = runtime.events.prune_page(number, cutoff, PRUNE_BATCH)
     return deleted
 
 

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_exc
 import sqlalchemy.orm as sa_orm
+from flask import has_app_context
 
 from . import models
 from .errors import InlineNeedsCommit
@@ -30,43 +32,62 @@ logger = logging.getLogger("flask_workflows")
 _INFO = "flask_workflows"
 
 
+class Started(NamedTuple):
+    """A run, and the savepoints it was started in: it vanishes with any of them."""
+
+    run: NewRun
+    within: tuple[sa_orm.SessionTransaction, ...]
+
+
+class Emitted(NamedTuple):
+    """An event, likewise."""
+
+    event: NewEvent
+    within: tuple[sa_orm.SessionTransaction, ...]
+
+
 @dataclass
 class Pending:
     """What a session's open transaction has started. One for each session, kept in `session.info`."""
 
-    ids: list[str] = field(default_factory=list)
-    #: Runs to insert once the transaction committed, where the store is another database.
-    deferred: list[NewRun] = field(default_factory=list)
-    deferred_events: list[NewEvent] = field(default_factory=list)
-    #: Names of events emitted.
-    emitted: list[str] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    emitted: list[Emitted] = field(default_factory=list)
     committed: bool = False
     rolled_back: bool = False
+
+    @property
+    def ids(self) -> list[str]:
+        return [started.run.id for started in self.started]
 
 
 class Sessions:
     """`db.session` as the engine uses it.
 
     `on_commit` is called with the ids started, after the root transaction of a session committed. `apart` says that
-    the store is another database than the session's.
+    the store is another database than the session's; `inline`, whether `on_commit` executes runs.
     """
 
     def __init__(
         self,
-        session: sa_orm.scoped_session[Any],
+        db: Any,
         store: Store,
         events: Events,
         on_commit: Callable[[Sequence[str]], None],
         *,
         apart: bool,
-        inline: bool,
+        inline: Callable[[], bool],
     ) -> None:
-        self._scoped = session
+        self._db = db
         self._store = store
         self._events = events
         self._on_commit = on_commit
         self._apart = apart
         self._inline = inline
+
+    @property
+    def _scoped(self) -> sa_orm.scoped_session[Any]:
+        # Looked up each time, as tests put another in its place.
+        return self._db.session  # type: ignore[no-any-return]
 
     # Starting ------------------------------------------------------------------------------
 
@@ -80,35 +101,53 @@ class Sessions:
         pending = self._watch(session)
         if self._apart:
             session.connection()
-            pending.deferred.extend(new_runs)
-            pending.ids.extend(run.id for run in new_runs)
-            return {}
+            return self._defer(session, pending, new_runs)
         with session.no_autoflush:
             connection = session.connection(bind_arguments={"clause": models.runs})
-            if self._inline and connection.get_transaction() is not None and _joined(session):
-                raise InlineNeedsCommit(
-                    'WORKFLOWS_EXECUTION="inline" runs workflows after the commit, but this session is joined to an '
-                    "outer transaction that is never committed. In such a test let the session commit for real and "
-                    'empty the tables afterwards, or use WORKFLOWS_STORE="memory"'
-                )
+            self._refuse_joined(session, connection)
             holders = self._insert(connection, new_runs)
-        pending.ids.extend(run.id for run in new_runs if run.id not in holders)
+        within = _savepoints(session)
+        pending.started.extend(Started(run, within) for run in new_runs if run.id not in holders)
+        return holders
+
+    def _defer(self, session: sa_orm.Session, pending: Pending, new_runs: Sequence[NewRun]) -> dict[str, str]:
+        """Keep runs until the commit, where the store is another database."""
+        holders: dict[str, str] = {}
+        within = _savepoints(session)
+        for run in new_runs:
+            mine = [earlier.run.id for earlier in pending.started if _same_key(earlier.run, run)]
+            holder = mine[0] if mine else self._store.find_live_key(run)
+            if holder is None:
+                pending.started.append(Started(run, within))
+            else:
+                holders[run.id] = holder
         return holders
 
     def emit(self, event: NewEvent) -> None:
         """Insert an event in the session's transaction. Raises `RunFinished` for a message nobody would read."""
         session = self._scoped()
         pending = self._watch(session)
-        pending.emitted.append(event.name)
         if self._apart:
+            if event.run_id is not None and event.run_id not in pending.ids:
+                refuse_finished(event.run_id, self._events.look_finished(event.run_id))
             session.connection()
-            pending.deferred_events.append(event)
+            pending.emitted.append(Emitted(event, _savepoints(session)))
             return
         with session.no_autoflush:
             connection = session.connection(bind_arguments={"clause": models.runs})
+            self._refuse_joined(session, connection)
             if event.run_id is not None:
                 refuse_finished(event.run_id, self._events.is_finished(connection, event.run_id))
             self._events.insert(connection, event)
+        pending.emitted.append(Emitted(event, _savepoints(session)))
+
+    def _refuse_joined(self, session: sa_orm.Session, connection: sa.Connection) -> None:
+        if self._inline() and connection.get_transaction() is not None and _joined(session):
+            raise InlineNeedsCommit(
+                'WORKFLOWS_EXECUTION="inline" runs workflows after the commit, but this session is joined to an '
+                "outer transaction that is never committed. In such a test let the session commit for real and "
+                'empty the tables afterwards, or use WORKFLOWS_STORE="memory"'
+            )
 
     def _insert(self, connection: sa.Connection, new_runs: Sequence[NewRun]) -> dict[str, str]:
         keyed = any(run.key is not None for run in new_runs)
@@ -128,19 +167,27 @@ class Sessions:
 
     def is_pending(self, run_id: str) -> bool:
         """Whether this thread's session started the run and has not committed yet."""
-        return self._scoped.registry.has() and run_id in self._pending(self._scoped()).ids
+        session = self.current() if has_app_context() else None
+        return session is not None and _INFO in session.info and run_id in self._pending(session).ids
 
     def refuse_if_busy(self, what: str) -> None:
         """Raise `SessionBusy` where a transaction of our own would wait for this thread's session."""
-        holds = self._store.dialect.holds_write_lock
-        if holds is None or self._apart or not self._scoped.registry.has():
-            return
-        session = self._scoped()
-        if session.in_transaction() and holds(_raw(self._connection(session))):
+        if self.holding_lock() is not None:
             raise SessionBusy(
                 f"{what} needs a transaction of its own, but db.session holds SQLite's only write lock: commit or "
                 "roll back first, or use start() or emit(), which join the session's transaction"
             )
+
+    def holding_lock(self) -> sa.Connection | None:
+        """The session's connection where it holds SQLite's only write lock, which any other would wait for."""
+        holds = self._store.dialect.holds_write_lock
+        if holds is None or self._apart or not self._scoped.registry.has():
+            return None
+        session = self._scoped()
+        if not session.in_transaction():
+            return None
+        connection = self._connection(session)
+        return connection if holds(_raw(connection)) else None
 
     def _pending(self, session: sa_orm.Session) -> Pending:
         return session.info.setdefault(_INFO, Pending())  # type: ignore[no-any-return]
@@ -149,6 +196,7 @@ class Sessions:
         if _INFO not in session.info:
             sa.event.listen(session, "after_commit", self._after_commit)
             sa.event.listen(session, "after_rollback", self._after_rollback)
+            sa.event.listen(session, "after_soft_rollback", self._after_savepoint_rollback)
             sa.event.listen(session, "after_transaction_end", self._after_end)
         return self._pending(session)
 
@@ -161,6 +209,12 @@ class Sessions:
         if not session.in_nested_transaction():
             self._pending(session).rolled_back = True
 
+    def _after_savepoint_rollback(self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction) -> None:
+        if transaction.nested:
+            pending = self._pending(session)
+            pending.started = [started for started in pending.started if transaction not in started.within]
+            pending.emitted = [emitted for emitted in pending.emitted if transaction not in emitted.within]
+
     def _after_end(self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction) -> None:
         if transaction.parent is not None:
             return
@@ -168,24 +222,28 @@ class Sessions:
         if not pending:
             return
         session.info[_INFO] = Pending()
-        if not pending.ids and not pending.emitted:
+        if not pending.started and not pending.emitted:
             return
         if pending.committed:
             # The commit has happened; whatever fails from here on must not look as if it had not.
             try:
-                if pending.deferred:
-                    self._store.spawn(pending.deferred)
-                for event in pending.deferred_events:
-                    self._events.deliver(event)
+                if self._apart:
+                    self._apply(pending)
                 self._on_commit(pending.ids)
             except Exception:
                 logger.exception("runs were started, but not announced: %s", ", ".join(pending.ids))
-        elif pending.ids and not pending.rolled_back:
+        elif pending.started and not pending.rolled_back:
             logger.warning(
                 "the session ended without a commit, so these runs were never started: %s; call db.session.commit() "
                 "after start(), or use spawn()",
                 ", ".join(pending.ids),
             )
+
+    def _apply(self, pending: Pending) -> None:
+        if pending.started:
+            self._store.spawn([started.run for started in pending.started])
+        for emitted in pending.emitted:
+            self._events.deliver(emitted.event)
 
     # Steps ---------------------------------------------------------------------------------
 
@@ -252,7 +310,7 @@ class Sessions:
                     "see that the run was taken over; set the isolation level for other code only"
                 )
             session.info["flask_workflows_committing"] = True
-            session.commit()
+            self._store.commit(session.commit)
         except BaseException:
             session.info.pop("flask_workflows_committing", None)
             session.rollback()
@@ -290,6 +348,24 @@ def refuse_finished(run_id: str, finished: bool | None) -> None:
         raise RunNotFound(f"there is no run {run_id} to send to")
     if finished:
         raise RunFinished(f"run {run_id} has finished: nobody would read the message")
+
+
+def _savepoints(session: sa_orm.Session) -> tuple[sa_orm.SessionTransaction, ...]:
+    """The open savepoints, the innermost first."""
+    found = []
+    transaction = session.get_nested_transaction()
+    while transaction is not None and transaction.nested:
+        found.append(transaction)
+        transaction = transaction.parent
+    return tuple(found)
+
+
+def _same_key(one: NewRun, other: NewRun) -> bool:
+    return one.key is not None and (one.workflow, one.workspace, one.key) == (
+        other.workflow,
+        other.workspace,
+        other.key,
+    )
 
 
 def _has_changes(session: sa_orm.Session) -> bool:

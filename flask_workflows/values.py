@@ -188,6 +188,13 @@ class CallCodec:
         arguments: dict[str, Any] = self._inputs.load(text, where=where)
         return ((), arguments) if self._simple else self._placed(arguments)
 
+    def load_arguments(self, text: str, *, where: str = "") -> dict[str, Any]:
+        """Return the arguments of a stored call by parameter name, defaults filled in."""
+        arguments: dict[str, Any] = self._inputs.load(text, where=where)
+        parameters = self._signature.parameters.values()
+        given = {each.name: arguments.get(each.name, each.default) for each in parameters}
+        return {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
+
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         fields = self._fields
         if self._simple and len(args) <= len(self._places):

@@ -347,8 +347,8 @@ class Worker:
         free = self.concurrency - outstanding
         more = self._claim_free(free, alone=outstanding == 0) if free > 0 else self._claim_ahead(outstanding)
         if self._store.events_wait:
-            more = self._runtime.events.match_all() or more
             self._store.events_wait = False
+            more = self._runtime.events.match_all() or more
         return more
 
     def _claim_free(self, free: int, *, alone: bool) -> bool:
@@ -443,6 +443,7 @@ class Worker:
             self._swept_at = now
             self._store.end_cancelled()
             self._fail_outdated()
+            self._store.forget_workers(KEEP_WORKERS_MS)
             self._prune()
 
     def _prune(self) -> None:
@@ -507,7 +508,7 @@ class Worker:
         )
         change = Change("failed", error=dumps(describe(error, "version", frames=False)), finished=True)
         try:
-            self._store.settle(run_id, epoch, change)
+            self._store.settle(run_id, epoch, change, idle=True)
             logger.warning("run %s failed: %s", run_id, error)
         except LeaseGone:
             logger.debug("run %s was taken meanwhile", run_id)

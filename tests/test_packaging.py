@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import subprocess
 import sys
 import zipfile
@@ -51,7 +52,7 @@ def metadata(wheel: zipfile.ZipFile) -> Message:
     return Parser().parsestr(wheel.read(name).decode())
 
 
-def test_wheel_holds_every_file_of_the_package_and_none_beside_it(
+def test_wheel_holds_every_file_of_the_package_and_the_plugin_beside_it(
     wheel: zipfile.ZipFile,
 ) -> None:
     expected = {
@@ -63,7 +64,20 @@ def test_wheel_holds_every_file_of_the_package_and_none_beside_it(
 
     shipped = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
-    assert shipped == expected
+    assert shipped == expected | {"_flask_workflows_pytest.py"}
+
+
+def test_pytest_finds_the_plugin(wheel: zipfile.ZipFile) -> None:
+    (name,) = (
+        name
+        for name in wheel.namelist()
+        if name.endswith(".dist-info/entry_points.txt")
+    )
+
+    entries = configparser.ConfigParser()
+    entries.read_string(wheel.read(name).decode())
+
+    assert dict(entries["pytest11"]) == {"flask_workflows": "_flask_workflows_pytest"}
 
 
 @pytest.mark.parametrize(

@@ -790,6 +790,16 @@ def test_an_int_of_too_many_digits_is_refused() -> None:
     assert "$[1] is an int of too many digits" in refusal_of(list[int], [1, 10**5000])
 
 
+@pytest.mark.parametrize("field", ["name", "function", "cls", "self", "args"])
+def test_fields_may_have_any_name(field: str) -> None:
+    classes: list[Any] = [make_dataclass("Plan", [(field, str)]), NamedTuple("Plan", [(field, str)])]
+
+    for cls in classes:
+        codec = value_codec(cls)
+        value = cls("gold")
+        assert codec.load(codec.dump(value, where="it")) == value
+
+
 def test_a_dataclass_whose_constructor_changes_it_is_refused() -> None:
     assert "changes when" in refusal_of(Taxed, Taxed(1))
     assert "changes when" in refusal_of(list[Taxed], [Taxed(1)])

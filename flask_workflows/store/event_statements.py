@@ -15,11 +15,20 @@ SELECT seq FROM workflow_events
 WHERE name = :name AND workspace = :workspace AND delivery_id = :delivery_id
 """
 
+#: Nothing where the call has ended meanwhile, or waits already.
 INSERT_WAIT = """
 INSERT INTO workflow_waits (run_id, "key", number, name, workspace, fields, values_hash, snapshot, after_seq, since,
     checked)
-VALUES (:run_id, :key, :number, :name, :workspace, :fields, :values_hash, {snapshot}, {after_seq}, :since, 0)
+SELECT s.run_id, s."key", CAST(:number AS integer), :name, :workspace, :fields, :values_hash, {snapshot}, {after_seq},
+    CAST(:since AS bigint), 0
+FROM workflow_steps s WHERE s.run_id = :run_id AND s."key" = :key AND s.status = 'waiting'
 ON CONFLICT (run_id, "key", number) DO NOTHING
+"""
+
+#: A run that suspends again for a call which has ended since it looked at it.
+WAITS_NO_MORE = """
+UPDATE workflow_runs SET status = 'pending', due_at = {now}, updated_at = {now}
+WHERE id = :run_id AND status = 'waiting' AND NOT EXISTS (SELECT 1 FROM workflow_waits WHERE run_id = :run_id)
 """
 
 #: Whether something is left to match; read with every claim.
@@ -44,14 +53,30 @@ WITH RECURSIVE shapes (fields) AS (
 SELECT fields FROM shapes WHERE fields IS NOT NULL
 """
 
-CANDIDATES = """
-SELECT w.run_id, w."key", w.number FROM workflow_waits w
-WHERE w.name = :name AND w.fields = :fields AND w.values_hash = :values_hash
-    AND (:workspace = '' OR w.workspace = :workspace)
-    AND (w.fields = '@' OR {after_wait} OR w.since <= CAST(:emitted_at AS bigint))
+#: How many waits are ended in one transaction.
+PAGE = 200
+
+#: The next waits that an event ends. `{of_workspace}` is empty for an event of no workspace, which all may receive.
+CANDIDATES = f"""
+SELECT w.workspace, w.run_id, w."key", w.number FROM workflow_waits w
+WHERE w.name = :name AND w.fields = :fields AND w.values_hash = :values_hash {{of_workspace}}
+    AND (w.workspace, w.run_id, w."key", w.number) > (:after_workspace, :after_run, :after_key, :after_number)
+    AND ({{after_wait}} OR w.since <= CAST(:emitted_at AS bigint))
     AND NOT EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = w.run_id
         AND s.event_seq = CAST(:seq AS bigint) AND s.event_seq IS NOT NULL)
-ORDER BY w.run_id LIMIT 200
+ORDER BY w.workspace, w.run_id, w."key", w.number LIMIT {PAGE}
+"""
+
+OF_WORKSPACE = "AND w.workspace = :workspace"
+
+#: The call in which a run waits for messages of a name.
+RECEIVING = """
+SELECT "key" FROM workflow_waits WHERE run_id = :run_id AND name = :name AND fields = '@' ORDER BY "key" LIMIT 1
+"""
+
+#: Events are locked before runs: whoever ends a wait does it in this order.
+LOCK_EVENT = """
+SELECT seq FROM workflow_events WHERE seq = CAST(:seq AS bigint) {lock}
 """
 
 LOCK_RUN = """
@@ -81,8 +106,16 @@ UPDATE workflow_events SET matched_at = CASE WHEN CAST(:done AS integer) = 1 THE
 WHERE seq = CAST(:seq AS bigint)
 """
 
+#: A message that is not matched yet is counted then; its row may be locked by who waits for this run.
 COUNT_WOKE = """
-UPDATE workflow_events SET woke = woke + 1 WHERE seq = CAST(:seq AS bigint)
+UPDATE workflow_events SET woke = woke + 1
+WHERE seq = CAST(:seq AS bigint) AND (run_id IS NULL OR matched_at IS NOT NULL)
+"""
+
+MESSAGE_MATCHED = """
+UPDATE workflow_events SET matched_at = {now}, woke = (SELECT count(*) FROM workflow_steps s
+    WHERE s.run_id = :run_id AND s.event_seq = CAST(:seq AS bigint) AND s.event_seq IS NOT NULL)
+WHERE seq = CAST(:seq AS bigint)
 """
 
 UNCHECKED = """
@@ -90,12 +123,15 @@ SELECT DISTINCT run_id FROM workflow_waits WHERE checked = 0 LIMIT 100
 """
 
 WAITS_OF = """
-SELECT "key", number, name, workspace, fields, values_hash, snapshot, after_seq, since FROM workflow_waits
-WHERE run_id = :run_id AND checked = 0 ORDER BY "key", number
+SELECT "key", number, name, workspace, fields, values_hash, snapshot, after_seq, since, checked FROM workflow_waits
+WHERE run_id = :run_id ORDER BY "key", number
 """
 
+#: Only the very wait that was looked at: the run may have gone on meanwhile, and wait anew.
 CHECKED = """
-UPDATE workflow_waits SET checked = 1 WHERE run_id = :run_id
+UPDATE workflow_waits SET checked = 1
+WHERE run_id = :run_id AND "key" = :key AND number = CAST(:number AS integer)
+    AND (snapshot IS NULL OR snapshot = CAST(:snapshot AS text))
 """
 
 #: Events that count for a wait by the order of commits alone.
@@ -113,6 +149,15 @@ WHERE e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace =
     AND (e.emitted_at > CAST(:from_at AS bigint)
         OR (e.emitted_at = CAST(:from_at AS bigint) AND e.seq > CAST(:from_seq AS bigint)))
 ORDER BY e.emitted_at, e.seq LIMIT 500
+"""
+
+#: Events that count for a wait and were not looked at yet.
+STORED_NEW = """
+SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
+WHERE e.matched_at IS NULL AND e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace = :workspace)
+    AND (({after_event}) OR e.seq > CAST(:after_seq AS bigint) OR e.emitted_at >= CAST(:since AS bigint))
+    AND e.seq > CAST(:from_seq AS bigint)
+ORDER BY e.seq LIMIT 500
 """
 
 NEXT_MESSAGE = """
@@ -155,10 +200,17 @@ ON CONFLICT (name) DO UPDATE SET at = excluded.at WHERE workflow_marks.at < excl
 RETURNING at
 """
 
-PRUNE_EVENTS = """
-DELETE FROM workflow_events WHERE seq IN (
-    SELECT seq FROM workflow_events
-    WHERE emitted_at < CAST(:cutoff AS bigint) AND matched_at IS NOT NULL AND run_id IS NULL
+#: The next events by number: the last of them, the oldest instant, how many.
+PRUNE_EVENTS_PAGE = """
+SELECT max(seq), min(emitted_at), count(*) FROM (
+    SELECT seq, emitted_at FROM workflow_events WHERE seq > CAST(:after AS bigint)
     ORDER BY seq LIMIT CAST(:limit AS integer)
-)
+) AS page
+"""
+
+#: Messages go with their runs.
+PRUNE_EVENTS = """
+DELETE FROM workflow_events
+WHERE seq > CAST(:after AS bigint) AND seq <= CAST(:last AS bigint)
+    AND emitted_at < CAST(:cutoff AS bigint) AND matched_at IS NOT NULL AND run_id IS NULL
 """

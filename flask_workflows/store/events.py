@@ -7,23 +7,66 @@ snapshot, SQLite's last event. Workers match, in transactions of their own:
 - a wait just stored is looked up, once, among the stored events.
 
 Whichever of the two commits last, its look comes after both commits and sees the other; so no wake-up is lost, and no
-order of commits is asked of anybody. Each look locks the run before it ends the wait, and ends it only where it is
-still open: an event, a time-out, a cancellation and a second event have one outcome between them.
+order of commits is asked of anybody. Each look locks the event, then the run, before it ends the wait, and ends it
+only where it is still open: an event, a time-out, a cancellation and a second event have one outcome between them.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 from ..matching import hash_in
 from ..matching import MESSAGES
 from . import event_statements as sql
+from . import statements
 from .rows import NewEvent
 from .store import Execute
 from .store import LeaseGone
 from .store import Store
+
+#: How long a worker matches before it claims again.
+MATCH_SECONDS = 0.2
+
+
+class Wait(NamedTuple):
+    """One of the events a run waits for, as it is stored."""
+
+    key: str
+    number: int
+    name: str
+    workspace: str
+    fields: str
+    values_hash: str
+    snapshot: str | None
+    after_seq: int
+    since: int | None
+    checked: int
+
+
+class Candidate(NamedTuple):
+    """A wait that an event ends if it is still open, in the order of the index."""
+
+    workspace: str
+    run_id: str
+    key: str
+    number: int
+
+
+class Answer(NamedTuple):
+    """A stored event that ends a wait. The oldest comes first."""
+
+    seq: int
+    output: str
+
+
+#: Before the first candidate.
+NOWHERE = Candidate("", "", "", -1)
 
 
 class Events:
@@ -32,6 +75,8 @@ class Events:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._dialect = store.dialect
+        #: How far each set of fields was gone through, of events with more waits than one transaction ends.
+        self._reached: dict[int, dict[str, Candidate]] = {}
 
     # Emitting ------------------------------------------------------------------------------
 
@@ -43,7 +88,8 @@ class Events:
         if row is not None:
             return int(row[0]), True
         found = execute(self._sql(sql.FIND_DELIVERY), params).fetchone()
-        return int(found[0]), False
+        # Null where it was pruned just now.
+        return 0 if found is None else int(found[0]), False
 
     def deliver(self, event: NewEvent) -> tuple[int, bool]:
         """As `insert`, committed at once."""
@@ -54,6 +100,10 @@ class Events:
         row = self._store.execute_on(connection)(self._sql(sql.RUN_STATUS), {"run_id": run_id}).fetchone()
         return None if row is None else row[0] is not None
 
+    def look_finished(self, run_id: str) -> bool | None:
+        """As `is_finished`, where the caller's transaction is on another database."""
+        return self._store.once(lambda c: self.is_finished(c, run_id))
+
     # Waiting -------------------------------------------------------------------------------
 
     def expire(self, run_id: str, epoch: int, key: str) -> tuple[str, int | None]:
@@ -63,12 +113,18 @@ class Events:
         """
 
         def operation(connection: Any) -> tuple[str, int | None]:
-            execute = self._store.execute_on(connection)
+            execute = self._dialect.afresh(connection)
             params = self._store.params(run_id=run_id, epoch=epoch, key=key)
-            if not self._dialect.hold(execute, params):
-                raise LeaseGone
+
+            def lock() -> bool:
+                if execute(self._sql(statements.TOUCH_RUN), params).fetchone() is None:
+                    raise LeaseGone
+                return True
+
             # A stored event that counts came before the time-out, also if nobody looked for it yet.
-            self._check_waits(execute, run_id)
+            self._end_answered(
+                execute, run_id, [wait for wait in self._waits(execute, run_id) if wait.key == key], lock
+            )
             execute(self._sql(sql.EXPIRE_WAIT), params)
             execute(self._sql(sql.DROP_WAITS), params)
             row = execute(self._sql(_OUTCOME), params).fetchone()
@@ -78,35 +134,47 @@ class Events:
 
     # Matching ------------------------------------------------------------------------------
 
-    def match_all(self, rounds: int = 100) -> bool:
-        """Match what there is to match, up to a number of events; true when a run was made due."""
-        woke = 0
-        for _ in range(rounds):
-            ended = self.match_next()
-            if ended is None:
-                break
-            woke += ended
+    def match_all(self, seconds: float = MATCH_SECONDS) -> bool:
+        """Match what there is to match, for about so long; true when something was done."""
+        done = False
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.match_next():
+            done = True
         for run_id in self.unchecked():
-            woke += self.check(run_id)
-        return woke > 0
+            self.check(run_id)
+            done = True
+        return done
 
-    def match_next(self) -> int | None:
-        """End the waits that the oldest new event answers, up to 200 in one transaction.
+    def match_next(self) -> bool:
+        """End the waits that the oldest new event answers, up to `PAGE` in one transaction; false where there is none.
 
-        Answers how many, null when there is no new event. One that answers more is gone on with by the next call.
+        An event that answers more is gone on with by the next call.
         """
-        return self._store.once(self._match_next, together=True)
+        found = self._store.once(self._match_next, together=True)
+        if found is None:
+            return False
+        seq, reached = found
+        if reached is None:
+            self._reached.pop(seq, None)
+        else:
+            self._reached[seq] = reached
+        return True
 
-    def _match_next(self, connection: Any) -> int | None:
-        execute = self._store.execute_on(connection)
+    def _match_next(self, connection: Any) -> tuple[int, dict[str, Candidate] | None] | None:
+        """The event, and how far it was matched; null for the latter at its end."""
+        execute = self._dialect.afresh(connection)
         row = execute(self._sql(sql.NEXT_EVENT), self._store.params()).fetchone()
         if row is None:
             return None
         seq, name, workspace, run_id, payload, emitted_at, xact = row
-        output = _output(seq, name, payload, emitted_at)
-        found: list[tuple[str, int, str]] = []
+        if run_id is not None:
+            self._match_message(execute, seq, name, run_id)
+            return seq, None
+        reached = dict(self._reached.get(seq, {}))
+        found: list[Candidate] = []
         more = False
-        for fields, values_hash in self._shapes(execute, name, run_id, payload):
+        for fields, values_hash in self._shapes(execute, name, payload):
+            after = reached.get(fields, NOWHERE)
             params = self._store.params(
                 seq=seq,
                 name=name,
@@ -115,32 +183,48 @@ class Events:
                 values_hash=values_hash,
                 emitted_at=emitted_at,
                 xact=xact,
+                **{f"after_{field}": value for field, value in zip(_CURSOR, after, strict=True)},
             )
-            rows = execute(self._sql(sql.CANDIDATES), params).fetchall()
-            more = more or len(rows) == 200
-            found.extend((waiting, number, key) for waiting, key, number in rows)
+            rows = [Candidate(*row) for row in execute(self._candidates(workspace), params).fetchall()]
+            if rows:
+                reached[fields] = rows[-1]
+            more = more or len(rows) == sql.PAGE
+            found.extend(rows)
         # By run, whatever they compare: two events that are matched at once then lock runs in one order.
+        output = _output(seq, name, payload, emitted_at)
         woke = sum(
-            self._end_wait(execute, waiting, key, seq, _numbered(output, number))
-            for waiting, number, key in sorted(found)
+            self._end_wait(execute, wait.run_id, wait.key, Answer(seq, _numbered(output, wait.number)))
+            for wait in sorted(found, key=lambda wait: (wait.run_id, wait.key, wait.number))
         )
-        execute(self._sql(sql.MATCHED), self._store.params(seq=seq, woke=woke, done=int(not (more and woke))))
-        return woke
+        execute(self._sql(sql.MATCHED), self._store.params(seq=seq, woke=woke, done=int(not more)))
+        return seq, reached if more else None
 
-    def _shapes(self, execute: Execute, name: str, run_id: str | None, payload: str) -> Iterator[tuple[str, str]]:
+    def _candidates(self, workspace: str) -> str:
+        return self._sql(sql.CANDIDATES.replace("{of_workspace}", sql.OF_WORKSPACE if workspace else ""))
+
+    def _shapes(self, execute: Execute, name: str, payload: str) -> Iterator[tuple[str, str]]:
         """Each set of fields that is waited for under this name, with the hash of the payload's values there."""
-        if run_id is not None:
-            yield MESSAGES, run_id
+        value, readable = _decoded(payload)
+        if not readable:
             return
-        value = json.loads(payload)
         for (fields,) in execute(self._sql(sql.SHAPES), {"name": name}).fetchall():
             values_hash = None if fields == MESSAGES else hash_in(value, fields)
             if values_hash is not None:
                 yield fields, values_hash
 
+    def _match_message(self, execute: Execute, seq: int, name: str, run_id: str) -> None:
+        """Let the run receive the oldest message of that name, if it waits for one: not always this one."""
+        params = self._store.params(run_id=run_id, name=name, seq=seq)
+        # Locked though it may not wait: whoever stores a wait, or looks through a stored one, comes before or after.
+        if execute(self._sql(sql.LOCK_RUN), params).fetchone() is not None:
+            row = execute(self._sql(sql.RECEIVING), params).fetchone()
+            if row is not None:
+                self._receive(execute, run_id, row[0], name)
+        execute(self._sql(sql.MESSAGE_MATCHED), params)
+
     def unchecked(self) -> list[str]:
         """Runs whose waits were stored and not yet compared with stored events."""
-        rows = self._store.once(lambda c: self._store.execute_on(c)(self._sql(sql.UNCHECKED), {}).fetchall())
+        rows = self._store.once(lambda c: self._dialect.afresh(c)(self._sql(sql.UNCHECKED), {}).fetchall())
         return [row[0] for row in rows]
 
     def check(self, run_id: str) -> bool:
@@ -148,61 +232,94 @@ class Events:
         return self._store.once(lambda c: self._check(c, run_id), together=True)
 
     def _check(self, connection: Any, run_id: str) -> bool:
-        execute = self._store.execute_on(connection)
-        if execute(self._sql(sql.LOCK_RUN), {"run_id": run_id}).fetchone() is None:
-            execute(self._sql(sql.CHECKED), {"run_id": run_id})
-            return False
-        return self._check_waits(execute, run_id)
+        execute = self._dialect.afresh(connection)
+        waits = [wait for wait in self._waits(execute, run_id) if not wait.checked]
 
-    def _check_waits(self, execute: Execute, run_id: str) -> bool:
-        ended = False
-        by_key: dict[str, list[Any]] = {}
-        for row in execute(self._sql(sql.WAITS_OF), {"run_id": run_id}).fetchall():
-            by_key.setdefault(row[0], []).append(row)
-        for key, rows in by_key.items():
-            answers = [answer for row in rows if (answer := self._first_answer(execute, run_id, row)) is not None]
-            if answers:
-                seq, output = min(answers)
-                ended = bool(self._end_wait(execute, run_id, key, seq, output)) or ended
-                execute(self._sql(sql.COUNT_WOKE), {"seq": seq})
-        execute(self._sql(sql.CHECKED), {"run_id": run_id})
+        def lock() -> bool:
+            return execute(self._sql(sql.LOCK_RUN), {"run_id": run_id}).fetchone() is not None
+
+        ended = self._end_answered(execute, run_id, waits, lock)
+        for wait in waits:
+            params = {"run_id": run_id, "key": wait.key, "number": wait.number, "snapshot": wait.snapshot}
+            execute(self._sql(sql.CHECKED), params)
         return ended
 
-    def _first_answer(self, execute: Execute, run_id: str, row: Any) -> tuple[int, str] | None:
-        _, number, name, workspace, fields, values_hash, snapshot, after_seq, since = row
-        if fields == MESSAGES:
-            found = execute(self._sql(sql.NEXT_MESSAGE), {"run_id": run_id, "name": name}).fetchone()
-            return None if found is None else (found[0], _numbered(_output(found[0], name, *found[1:]), number))
+    def _waits(self, execute: Execute, run_id: str) -> list[Wait]:
+        return [Wait(*row) for row in execute(self._sql(sql.WAITS_OF), {"run_id": run_id}).fetchall()]
+
+    def _end_answered(self, execute: Execute, run_id: str, waits: Iterable[Wait], lock: Callable[[], bool]) -> bool:
+        """End those waits that a stored event answers; `lock` locks the run, and says whether its waits may end."""
+        answers: dict[str, Answer] = {}
+        receiving: dict[str, str] = {}
+        for wait in waits:
+            if wait.fields == MESSAGES:
+                receiving[wait.key] = wait.name
+            elif (answer := self._first_answer(execute, run_id, wait)) is not None:
+                known = answers.get(wait.key)
+                answers[wait.key] = answer if known is None or answer.seq < known.seq else known
+        # Events before runs, each in their order, so that nobody waits in a circle.
+        for answer in sorted(answers.values()):
+            execute(self._sql(sql.LOCK_EVENT), {"seq": answer.seq})
+        if not lock():
+            return False
+        ended = 0
+        for key, answer in answers.items():
+            if self._end_wait(execute, run_id, key, answer):
+                execute(self._sql(sql.COUNT_WOKE), {"seq": answer.seq})
+                ended += 1
+        for key, name in receiving.items():
+            ended += self._receive(execute, run_id, key, name)
+        return ended > 0
+
+    def _first_answer(self, execute: Execute, run_id: str, wait: Wait) -> Answer | None:
+        """The oldest stored event that ends the wait."""
         params = {
-            "name": name,
-            "workspace": workspace,
-            "snapshot": snapshot,
-            "after_seq": after_seq,
-            "from_seq": 0,
-            "from_at": since,
+            "name": wait.name,
+            "workspace": wait.workspace,
+            "after_seq": wait.after_seq,
+            "since": wait.since,
+            **self._dialect.after(wait.snapshot),
         }
-        for seq, payload, emitted_at in self._stored(execute, params):
-            received = {"run_id": run_id, "seq": seq}
-            matches = hash_in(json.loads(payload), fields) == values_hash
-            if matches and execute(self._sql(sql.RECEIVED), received).fetchone() is None:
-                    return seq, _numbered(_output(seq, name, payload, emitted_at), number)
+        looks = [sql.STORED_NEW] if wait.checked else [sql.STORED_AFTER]
+        if wait.since is not None and not wait.checked:
+            looks.append(sql.STORED_SINCE)
+        found = (self._first_match(execute, statement, params, run_id, wait) for statement in looks)
+        return min((answer for answer in found if answer is not None), default=None)
+
+    def _first_match(
+        self, execute: Execute, statement: str, params: dict[str, Any], run_id: str, wait: Wait
+    ) -> Answer | None:
+        for seq, payload, emitted_at in self._stored(execute, statement, params):
+            value, readable = _decoded(payload)
+            matches = readable and hash_in(value, wait.fields) == wait.values_hash
+            if matches and execute(self._sql(sql.RECEIVED), {"run_id": run_id, "seq": seq}).fetchone() is None:
+                return Answer(seq, _numbered(_output(seq, wait.name, payload, emitted_at), wait.number))
         return None
 
-    def _stored(self, execute: Execute, params: dict[str, Any]) -> Iterator[tuple[int, str, int]]:
+    def _stored(self, execute: Execute, statement: str, params: dict[str, Any]) -> Iterator[tuple[int, str, int]]:
         """Stored events that count for a wait by time, oldest first."""
-        statement = self._sql(sql.STORED_AFTER if params["from_at"] is None else sql.STORED_SINCE)
+        from_seq, from_at = 0, params["since"]
         while True:
-            rows = execute(statement, params).fetchall()
+            rows = execute(self._sql(statement), {**params, "from_seq": from_seq, "from_at": from_at}).fetchall()
             yield from rows
             if len(rows) < 500:
                 return
-            params = {**params, "from_seq": rows[-1][0]}
-            if params["from_at"] is not None:
-                params["from_at"] = rows[-1][2]
+            from_seq, _, from_at = rows[-1]
 
-    def _end_wait(self, execute: Execute, run_id: str, key: str, seq: int, output: str) -> int:
+    def _receive(self, execute: Execute, run_id: str, key: str, name: str) -> int:
+        """End a wait for messages with the oldest that was not received yet; the run is locked."""
+        row = execute(self._sql(sql.NEXT_MESSAGE), {"run_id": run_id, "name": name}).fetchone()
+        if row is None:
+            return 0
+        seq, payload, emitted_at = row
+        if not self._end_wait(execute, run_id, key, Answer(seq, _numbered(_output(seq, name, payload, emitted_at), 0))):
+            return 0
+        execute(self._sql(sql.COUNT_WOKE), {"seq": seq})
+        return 1
+
+    def _end_wait(self, execute: Execute, run_id: str, key: str, answer: Answer) -> int:
         """End one wait if it is still open; the run's row is locked first, as every writer does."""
-        params = self._store.params(run_id=run_id, key=key, seq=seq, output=output)
+        params = self._store.params(run_id=run_id, key=key, seq=answer.seq, output=answer.output)
         if execute(self._sql(sql.LOCK_RUN), params).fetchone() is None:
             return 0
         if not execute(self._sql(sql.END_WAIT), params).rowcount:
@@ -211,21 +328,37 @@ class Events:
         execute(self._sql(sql.MAKE_DUE), params)
         return 1
 
-    def prune(self, cutoff: int, limit: int) -> int:
-        """Delete matched events emitted before an instant, in one short transaction; messages go with their runs."""
-        params = {"cutoff": cutoff, "limit": limit}
-        return int(self._store.once(lambda c: self._store.execute_on(c)(self._sql(sql.PRUNE_EVENTS), params).rowcount))
+    # Keeping -------------------------------------------------------------------------------
+
+    def prune_page(self, after: int, cutoff: int, limit: int) -> int | None:
+        """Of the next `limit` events by number, delete the matched ones emitted before an instant, in one statement.
+
+        Answers the last number looked at, null at the end. Messages go with their runs.
+        """
+        page = self._prune(sql.PRUNE_EVENTS_PAGE, after=after, limit=limit).fetchone()
+        last, oldest, count = page
+        if not count:
+            return None
+        self._prune(sql.PRUNE_EVENTS, after=after, last=last, cutoff=cutoff)
+        # Numbers follow the clock, but for a transaction or two.
+        return None if count < limit or oldest > cutoff + 3_600_000 else int(last)
+
+    def _prune(self, statement: str, **params: int) -> Any:
+        return self._store.once(lambda c: self._dialect.afresh(c)(self._sql(statement), params))
 
     # Published state -----------------------------------------------------------------------
 
-    def save_state(self, run_id: str, epoch: int, key: str, value: str) -> None:
-        """Publish a value of a run that is executed. Raises `LeaseGone`."""
+    def save_state(self, run_id: str, epoch: int, key: str, value: str, connection: Any = None) -> None:
+        """Publish a value of a run that is executed, in the caller's transaction where there is one.
+
+        Raises `LeaseGone`.
+        """
         params = self._store.params(run_id=run_id, epoch=epoch, key=key, value=value)
 
         def operation(connection: Any) -> bool:
             return self._store.execute_on(connection)(self._sql(sql.SAVE_STATE), params).fetchone() is not None
 
-        if not self._store.patiently(operation):
+        if not (self._store.patiently(operation) if connection is None else operation(connection)):
             raise LeaseGone
 
     def read_state(self, run_id: str, key: str) -> str | None:
@@ -246,6 +379,17 @@ class Events:
 _OUTCOME = """
 SELECT output, event_seq FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 """
+
+
+_CURSOR = ("workspace", "run", "key", "number")
+
+
+def _decoded(payload: str) -> tuple[Any, bool]:
+    """The payload, and whether it could be read: what is no JSON, as after an edit by hand, matches nothing."""
+    try:
+        return json.loads(payload), True
+    except (ValueError, RecursionError):
+        return None, False
 
 
 def _output(seq: int, name: str, payload: str, emitted_at: int) -> str:

@@ -51,9 +51,13 @@ class PostgreSQL:
         connection.prepare_threshold = 1
 
     @contextmanager
-    def transaction(self, connection: Any) -> Iterator[None]:
+    def transaction(self, connection: Any, *, deferred: bool = False) -> Iterator[None]:
         with connection.transaction():
             yield
+
+    def written(self, connection: Any) -> bool:
+        """Something else once the open transaction has changed a row."""
+        return self.in_transaction(connection)
 
     def clock(self, execute: Any, now: int | None) -> int:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
@@ -78,9 +82,18 @@ class PostgreSQL:
             statement = statement.replace(name, text)
         return statement
 
-    def hold(self, execute: Any, params: dict[str, Any]) -> bool:
-        """Lock the run's row, if it is still held under the epoch."""
-        return execute(self.sql(_FENCE), params).fetchone() is not None
+    def after(self, snapshot: str | None) -> dict[str, Any]:
+        """The parameters by which events are told that were not visible to a snapshot."""
+        _, xmax, running = str(snapshot).split(":")
+        return {"xmax": int(xmax), "xip": [int(xact) for xact in running.split(",") if xact]}
+
+    def afresh(self, connection: Any) -> Any:
+        """How to execute with a plan made for the tables as they are.
+
+        These are empty at one moment and hold a hundred thousand rows at the next; a plan kept from the first would
+        scan all of them.
+        """
+        return lambda statement, params: connection.execute(statement, params, prepare=False)
 
     def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
         # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.
@@ -155,14 +168,14 @@ SELECT {work}, taken.* FROM (SELECT 1) AS one LEFT JOIN taken ON true
 _EVENTS = {
     "{xact}": "CAST(CAST(pg_current_xact_id() AS text) AS bigint)",
     "{snapshot}": "CAST(pg_current_snapshot() AS text)",
-    "{after_seq}": "CAST(NULL AS bigint)",
+    # A snapshot means nothing to another cluster, as after a dump and restore; the order of numbers does.
+    "{after_seq}": "coalesce((SELECT max(seq) FROM workflow_events), 0)",
     "{skip_locked}": "FOR UPDATE SKIP LOCKED",
     "{lock}": "FOR NO KEY UPDATE",
     # The transaction was not over when the wait was stored.
-    "{after_wait}": "NOT pg_visible_in_snapshot(CAST(CAST(CAST(:xact AS bigint) AS text) AS xid8),"
-    " CAST(w.snapshot AS pg_snapshot))",
-    "{after_event}": "e.xact >= CAST(CAST(pg_snapshot_xmin(CAST(:snapshot AS pg_snapshot)) AS text) AS bigint)"
-    " AND NOT pg_visible_in_snapshot(CAST(CAST(e.xact AS text) AS xid8), CAST(:snapshot AS pg_snapshot))",
+    "{after_wait}": "CAST(:seq AS bigint) > w.after_seq OR NOT pg_visible_in_snapshot("
+    "CAST(CAST(CAST(:xact AS bigint) AS text) AS xid8), CAST(w.snapshot AS pg_snapshot))",
+    "{after_event}": "(e.xact >= CAST(:xmax AS bigint) OR e.xact = ANY (CAST(:xip AS bigint[])))",
 }
 
 

@@ -47,9 +47,14 @@ class SQLite:
         connection.execute("PRAGMA synchronous = FULL")
 
     @contextmanager
-    def transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
+    def transaction(self, connection: sqlite3.Connection, *, deferred: bool = False) -> Iterator[None]:
+        """`deferred`, for a watched operation that may be one that only reads, takes the write lock when it writes."""
+        if connection.in_transaction:
+            # A watched claim begins its own inside the one that was begun for it.
+            yield
+            return
         with self._writing:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN" if deferred else "BEGIN IMMEDIATE")
             try:
                 yield
             except BaseException:
@@ -57,6 +62,10 @@ class SQLite:
                     connection.execute("ROLLBACK")
                 raise
             connection.execute("COMMIT")
+
+    def written(self, connection: sqlite3.Connection) -> int:
+        """Something else once the open transaction has changed a row."""
+        return connection.total_changes
 
     def clock(self, execute: Any, now: int | None) -> int:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
@@ -97,9 +106,12 @@ class SQLite:
             statement = statement.replace(name, text)
         return statement
 
-    def hold(self, execute: Any, params: dict[str, Any]) -> bool:
-        """Whether the run is still held under the epoch; the transaction keeps it so."""
-        return execute(_HELD, params).fetchone() is not None
+    def after(self, snapshot: str | None) -> dict[str, Any]:
+        """Nothing more is needed than the wait's own number."""
+        return {}
+
+    def afresh(self, connection: sqlite3.Connection) -> Any:
+        return connection.execute
 
     def claim(
         self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
@@ -154,10 +166,9 @@ _EVENTS = {
     "{skip_locked}": "",
     "{lock}": "",
     "{after_wait}": "w.after_seq < :seq",
-    "{after_event}": "e.seq > :after_seq",
+    # The index on name and transaction, which is null here, holds the numbers in order.
+    "{after_event}": "e.xact IS NULL AND e.seq > :after_seq",
 }
-
-_HELD = "SELECT id FROM workflow_runs WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL"
 
 
 class Unsettled(Exception):

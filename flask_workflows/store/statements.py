@@ -55,6 +55,7 @@ UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :ru
     finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {now} END,
     live_key = CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL ELSE live_key END
 WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
+    AND (worker IS NOT NULL OR CAST(:idle AS integer) = 1)
     AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
 """
 
@@ -94,6 +95,10 @@ ORDER BY due_at LIMIT CAST(:limit AS integer)
 CLAIM_RETURNING = """{r}id, {r}workflow, {r}version, {r}queue, {r}workspace, {r}"key", {r}input, {r}status, {r}epoch,
     {r}attempts, {r}max_attempts, {r}losses, {r}created_at, {r}started_at, {r}cancel_requested_at,
     {r}due_at - CAST(:lease_ms AS bigint)"""
+
+NEXT_DUE = """
+SELECT min(due_at) FROM workflow_runs WHERE due_at IS NOT NULL AND {scope}
+"""
 
 HISTORY = """
 SELECT run_id, "key", position, kind, status, input, output, error, attempts, earlier, started_at, finished_at, due_at
@@ -150,6 +155,10 @@ SELECT 1 FROM workflow_runs
 WHERE due_at <= {now} AND {scope} AND (losses > 0 OR worker IS NOT NULL)
     AND attempts + CASE WHEN worker IS NOT NULL AND status = 'running' THEN 1 ELSE 0 END = max_attempts - 1
 LIMIT 1
+"""
+
+LOCK = """
+SELECT id FROM workflow_runs WHERE id = :run_id {lock}
 """
 
 #: Operator actions raise the epoch, save the mark on a running run, whose owner may still store its step.

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from threading import Event
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 from typing import TypeVar
 
 import sqlalchemy as sa
@@ -48,6 +49,19 @@ ROWS_PER_INSERT = 1_000
 
 class LeaseGone(Exception):
     """A fenced write found that the run belongs to somebody else."""
+
+
+class Watcher(Protocol):
+    """What a test has around the transactions of a store; what it raises is as the death of the process there."""
+
+    def entering(self) -> None:
+        """A transaction is about to begin, be it to read."""
+
+    def committing(self) -> None:
+        """Something was written and is about to be committed."""
+
+    def committed(self) -> None:
+        """It was committed."""
 
 
 class Scope(NamedTuple):
@@ -92,8 +106,10 @@ class Store:
         self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare)
         #: Set when waiting for the database to come back is to end.
         self.giving_up = Event()
+        #: Null save in tests of crashes. A transaction is then opened for every operation.
+        self.watcher: Watcher | None = None
         self._complained_at = float("-inf")
-        #: Whether the last claim saw events or waits that are to be matched.
+        #: Whether a claim saw events or waits that are to be matched; whoever does so says it is false before.
         self.events_wait = False
 
     def close(self) -> None:
@@ -109,10 +125,33 @@ class Store:
     def once(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
         """Run on a connection of the engine's own; `together` in one transaction."""
         with self.connections.use() as connection:
+            if self.watcher is not None:
+                return self._watched(self.watcher, connection, operation, together)
             if not together:
                 return operation(connection)
             with self.dialect.transaction(connection):
                 return operation(connection)
+
+    def _watched(self, watcher: Watcher, connection: Any, operation: Callable[[Any], T], together: bool) -> T:
+        watcher.entering()
+        with self.dialect.transaction(connection, deferred=not together):
+            before = self.dialect.written(connection)
+            result = operation(connection)
+            wrote = self.dialect.written(connection) != before
+            if wrote:
+                watcher.committing()
+        if wrote:
+            watcher.committed()
+        return result
+
+    def commit(self, commit: Callable[[], None]) -> None:
+        """Commit a transaction that is not the store's own, but holds a record of it."""
+        if self.watcher is None:
+            commit()
+            return
+        self.watcher.committing()
+        commit()
+        self.watcher.committed()
 
     def patiently(self, operation: Callable[[Any], T], *, together: bool = False) -> T:
         """As `once`, but outlive a database that is away, locked or restarting.
@@ -191,6 +230,14 @@ class Store:
         """As `insert`, committed at once."""
         return self.once(lambda c: self.insert(c, new_runs), together=True)
 
+    def find_live_key(self, run: NewRun) -> str | None:
+        """The unfinished run that holds this one's key, if it has one."""
+        if run.key is None:
+            return None
+        params = {"workflow": run.workflow, "workspace": run.workspace, "key": run.key}
+        row = self.once(lambda c: self.execute_on(c)(self.dialect.sql(sql.FIND_LIVE_KEY), params).fetchone())
+        return None if row is None else str(row[0])
+
     def notify(self) -> None:
         """Tell workers in other processes that there is something to claim."""
         if self.dialect.listens:
@@ -215,8 +262,16 @@ class Store:
             alone=int(alone),
             **scope.params,
         )
-        rows, self.events_wait = self.once(lambda c: self.dialect.claim(c, scope.condition, params))
+        rows, wait = self.once(lambda c: self.dialect.claim(c, scope.condition, params))
+        # Only ever set here: another thread may be about to look.
+        self.events_wait = self.events_wait or wait
         return [ClaimedRun(*row) for row in rows]
+
+    def next_due(self, scope: Scope) -> int | None:
+        """When the first of the runs that may be claimed is due; null where none will ever be."""
+        statement = self.dialect.sql(sql.NEXT_DUE.replace("{scope}", scope.condition))
+        row = self.once(lambda c: self.execute_on(c)(statement, dict(scope.params)).fetchone())
+        return None if row[0] is None else int(row[0])
 
     def histories(self, run_ids: Sequence[str]) -> dict[str, list[StoredStep]]:
         """The recorded calls of each run, in order."""
@@ -320,27 +375,37 @@ class Store:
         return None if row is None else (row[0], row[1], row[2], row[3])
 
     def settle(
-        self, run_id: str, epoch: int, change: Change, writes: Sequence[StepWrite] = (), waits: Sequence[WaitWrite] = ()
+        self,
+        run_id: str,
+        epoch: int,
+        change: Change,
+        writes: Sequence[StepWrite] = (),
+        waits: Sequence[WaitWrite] = (),
+        *,
+        idle: bool = False,
+        waited: bool = False,
     ) -> bool:
         """End an execution: the run's new state and its last calls, in one transaction.
 
+        `idle` ends a run that nobody executes; `waited` says that its waits may be open though it has completed.
         False when somebody asked meanwhile for the run to be cancelled: nothing is written then. Raises `LeaseGone`
         when it belongs to somebody else. Waits for a database that is away; a repetition after a lost reply finds
         its own state under its own epoch, and that is success.
         """
         tries = 0
+        # A run that times out may end, in whatever way, without having come to its wait again.
+        drops = waited or change.status in ("cancelled", "failed")
 
         def operation(connection: Any) -> bool:
             nonlocal tries
             tries += 1
-            params = self.params(run_id=run_id, epoch=epoch)
+            params = self.params(run_id=run_id, epoch=epoch, idle=int(idle))
             try:
                 execute = self.execute_on(connection)
                 settled = self.dialect.settle(execute, params, change, writes)
                 if settled and waits:
-                    insert_waits(self.dialect, execute, run_id, waits)
-                if settled and change.status == "cancelled":
-                    # Executed because a wait timed out, which it did not get to record.
+                    self._insert_waits(execute, run_id, waits, again=not writes or writes[-1].status != "waiting")
+                if settled and drops:
                     execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
                 return settled
             except Unsettled:
@@ -348,7 +413,7 @@ class Store:
                 connection.execute("BEGIN")
                 return False
 
-        several = bool(waits) or change.status == "cancelled" or self.dialect.name == "sqlite"
+        several = bool(waits) or drops or self.dialect.name == "sqlite"
         if self.patiently(operation, together=several):
             return True
         seen = self.look(run_id)
@@ -359,6 +424,17 @@ class Store:
         if seen[3] is not None or seen[2] is None:
             raise LeaseGone
         return False
+
+    def _insert_waits(self, execute: Execute, run_id: str, waits: Sequence[WaitWrite], *, again: bool) -> None:
+        """Store what a run waits for, in the transaction that suspends it; what it waits for already stays.
+
+        `again`: the call is recorded, and may have ended since the run looked at it, which is then due at once.
+        """
+        statement = self.dialect.sql(self.dialect.events(events_sql.INSERT_WAIT))
+        for wait in waits:
+            execute(statement, {"run_id": run_id, **wait._asdict()})
+        if again:
+            execute(self.dialect.sql(events_sql.WAITS_NO_MORE), self.params(run_id=run_id))
 
     # Workers -------------------------------------------------------------------------------
 
@@ -416,6 +492,8 @@ class Store:
 
         def operation(connection: Any) -> bool:
             execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
+            # Locked first: a run that suspended between the two statements would be marked, and wait on.
+            execute(self.dialect.sql(self.dialect.events(sql.LOCK)), params)
             if execute(self.dialect.sql(sql.CANCEL_IDLE), params).rowcount:
                 execute(self.dialect.sql(sql.DROP_ALL_WAITS), params)
                 return True
@@ -480,13 +558,6 @@ class Store:
         statement = self.dialect.sql(sql.COUNT_PRUNABLE)
         params = {"before": before, "cutoff": cutoff}
         return int(self.once(lambda c: self.execute_on(c)(statement, params).fetchone())[0])
-
-
-def insert_waits(dialect: PostgreSQL | SQLite, execute: Execute, run_id: str, waits: Sequence[WaitWrite]) -> None:
-    """Store what a run waits for, in the transaction that suspends it; what it waits for already stays."""
-    statement = dialect.sql(dialect.events(events_sql.INSERT_WAIT))
-    for wait in waits:
-        execute(statement, {"run_id": run_id, **wait._asdict()})
 
 
 def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:

@@ -86,12 +86,14 @@ def upgrade(engine_name=""):
         sa.Column("fields", sa.String(500), nullable=False),
         sa.Column("values_hash", sa.String(64), nullable=False),
         sa.Column("snapshot", sa.Text()),
-        sa.Column("after_seq", sa.BigInteger()),
+        sa.Column("after_seq", sa.BigInteger(), nullable=False),
         sa.Column("since", sa.BigInteger()),
         sa.Column("checked", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "key", "number", name="workflow_waits_pkey"),
     )
-    op.create_index("workflow_waits_match", "workflow_waits", ["name", "fields", "values_hash", "run_id"])
+    op.create_index(
+        "workflow_waits_match", "workflow_waits", ["name", "fields", "values_hash", "workspace", "run_id"]
+    )
     op.create_index(
         "workflow_waits_unchecked",
         "workflow_waits",

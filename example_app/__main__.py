@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -166,7 +167,8 @@ def _invite(visitor: Visitor) -> None:
 
 
 def _guide(url: str, day: float, worker: int, settings: dict[str, str]) -> str:
-    database = settings["FLASK_SQLALCHEMY_DATABASE_URI"]
+    database = shlex.quote(settings["FLASK_SQLALCHEMY_DATABASE_URI"])
+    python = shlex.quote(sys.executable)
     return f"""
 The course shop is open. A day lasts {day:g} s here; Ctrl-C ends everything.
 
@@ -177,15 +179,16 @@ The course shop is open. A day lasts {day:g} s here; Ctrl-C ends everything.
 Ada, Grace and Edsger have signed up and are renewing. What to try:
 
   1. Sign up, and reload your page. A welcome mail comes at once, a nudge after a week
-     ({7 * day:g} s) unless you press "Finish" on your course, and two reminders of the trial's
-     end, the second when it is there ({14 * day:g} s).
-  2. Renew with different cards: Grace's fails twice and is charged once, Edsger's is declined.
+     ({7 * day:g} s) unless you press "Finish" on your course, a reminder three days before the
+     trial ends ({11 * day:g} s) and one when it has ({14 * day:g} s).
+  2. Renew. Grace's card fails twice, and she is charged once; Edsger's is declined.
   3. Kill the worker now:  kill -9 {worker}
-     It is started again, says so here, and takes up within 5 s what the dead one was at.
-  4. Press Ctrl-C, wait, and start again: what was asleep wakes up as if nothing had been.
-  5. See the runs from another shell:
+     It is started again and says so here; within 5 s it takes up what the dead one was at.
+     Do it while card 2000 renews, which takes 5 s: there is one charge, and one receipt.
+  4. Press Ctrl-C, wait, and start again: what should have woken meanwhile does so at once.
+  5. Look at the runs from another shell:
      FLASK_SQLALCHEMY_DATABASE_URI={database} \\
-       {Path(sys.executable)} {" ".join(FLASK)} workflows list
+       {python} {" ".join(FLASK)} workflows list
 """
 
 

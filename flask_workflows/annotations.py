@@ -136,11 +136,7 @@ def resolve(owner: Any, annotation: Any) -> Any:
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
     names = {}
     code = getattr(function, "__code__", None)
-    for name, cell in zip(
-        getattr(code, "co_freevars", ()),
-        getattr(function, "__closure__", None) or (),
-        strict=False,
-    ):
+    for name, cell in zip(getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or (), strict=False):
         try:
             names[name] = cell.cell_contents
         except ValueError:  # not assigned yet
@@ -235,7 +231,7 @@ class _Builder:
         if origin is typing.Literal:
             return self.literal(args)
         if origin is typing.Union or origin is types.UnionType:
-            return codecs.union(_written(annotation), self.arms(args))
+            return codecs.union(self.arms(args))
         if _class_of(annotation) in _CONTAINERS:
             return self.container(annotation, args)
         if type(_class_of(annotation)).__name__ == "TypeAliasType":
@@ -308,13 +304,7 @@ class _Builder:
             return lambda _: codecs.pydantic_model(cls)
         return None
 
-    def once(
-        self,
-        annotation: Any,
-        make: Callable[[Any], Codec],
-        kinds: Iterable[str],
-        cls: type | None,
-    ) -> Codec:
+    def once(self, annotation: Any, make: Callable[[Any], Codec], kinds: Iterable[str], cls: type | None) -> Codec:
         """Build a record or alias; inside itself it is a promise of the codec to come."""
         built = self.records.get(annotation)
         if built is None:

@@ -67,13 +67,7 @@ class Codec:
 
 
 def _codec(
-    name: str,
-    cls: type,
-    kind: str,
-    encode: Callable[[Any], Any],
-    decode: Callable[[Any], Any],
-    *,
-    plain: bool = False,
+    name: str, cls: type, kind: str, encode: Callable[[Any], Any], decode: Callable[[Any], Any], *, plain: bool = False
 ) -> Codec:
     """Return a codec of one class and one JSON type, both of which it checks."""
 
@@ -134,15 +128,7 @@ def plain_scalar(name: str, *classes: type) -> Codec:
         return value
 
     kinds = frozenset(KINDS[cls] for cls in classes)
-    return Codec(
-        name=name,
-        encode=check,
-        decode=check,
-        kinds=kinds,
-        types=accepted,
-        plain=True,
-        scalar=True,
-    )
+    return Codec(name=name, encode=check, decode=check, kinds=kinds, types=accepted, plain=True, scalar=True)
 
 
 def _any_encode(value: Any) -> Any:
@@ -165,13 +151,7 @@ ANY = Codec(
 )
 
 
-def text(
-    cls: type,
-    write: Callable[[Any], str],
-    read: Callable[[str], Any],
-    *,
-    name: str = "",
-) -> Codec:
+def text(cls: type, write: Callable[[Any], str], read: Callable[[str], Any], *, name: str = "") -> Codec:
     """Return the codec of a class whose values are written as JSON strings."""
     name = name or cls.__name__
     return _codec(name, cls, "string", write, lambda plain: _call(read, name, plain))
@@ -394,13 +374,7 @@ def fixed_tuple(items: tuple[Codec, ...]) -> Codec:
         following = iter(functions)
         return _each_item(values, lambda value: next(following)(value))
 
-    return _codec(
-        name,
-        tuple,
-        "array",
-        lambda value: each(value, encoders),
-        lambda plain: tuple(each(plain, decoders)),
-    )
+    return _codec(name, tuple, "array", lambda value: each(value, encoders), lambda plain: tuple(each(plain, decoders)))
 
 
 def str_dict_of(item: Codec) -> Codec:
@@ -458,7 +432,8 @@ def _each_key(keys: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
 # Unions ------------------------------------------------------------------------------
 
 
-def union(name: str, arms: list[Codec]) -> Codec:
+def union(arms: list[Codec]) -> Codec:
+    name = " | ".join(arm.name for arm in arms)
     for position, arm in enumerate(arms):
         for other in arms[:position]:
             _refuse_overlap(name, other, arm)
@@ -622,13 +597,7 @@ def typed_dict(fields: Fields) -> Codec:
 
 def parameters(fields: Fields) -> Codec:
     """Return the codec of a call's arguments by name."""
-    return _codec(
-        fields.name,
-        dict,
-        "object",
-        lambda bound: fields.write(bound.items()),
-        fields.read,
-    )
+    return _codec(fields.name, dict, "object", lambda bound: fields.write(bound.items()), fields.read)
 
 
 def pydantic_model(cls: Any) -> Codec:

@@ -125,12 +125,7 @@ class WorkflowsConfig:
                 value = _READERS[field.name](key, mapping[key])
                 values[field.name] = _nearest(field, value)
                 if values[field.name] != value:
-                    logger.warning(
-                        "%s is %s, out of range; using %s",
-                        key,
-                        value,
-                        values[field.name],
-                    )
+                    logger.warning("%s is %s, out of range; using %s", key, value, values[field.name])
 
         return cls(**values)
 

@@ -135,8 +135,8 @@ class WorkflowContext:
 
     @property
     def started_at(self) -> datetime:
-        """When the run was first taken up, the same on every execution."""
-        return from_ms(self._run.started_at)
+        """When the run was started, which is before anybody took it up."""
+        return from_ms(self._run.created_at)
 
     @property
     def idempotency_key(self) -> str:
@@ -147,14 +147,7 @@ class WorkflowContext:
 
     # Calls ---------------------------------------------------------------------------------
 
-    def step(
-        self,
-        name: str,
-        function: Callable[..., R],
-        *args: Any,
-        retry: Retry | None = None,
-        **kwargs: Any,
-    ) -> R:
+    def step(self, name: str, function: Callable[..., R], *args: Any, retry: Retry | None = None, **kwargs: Any) -> R:
         """Run a function as a step without declaring it."""
         from .definition import Step
 
@@ -179,10 +172,7 @@ class WorkflowContext:
             return from_ms(int(call.stored.output or 0))
         self._execution.may_start()
         now = self._execution.now_ms()
-        self._hold(
-            StepWrite(call.key, call.position, "now", "completed", output=str(now)),
-            self._ticks(),
-        )
+        self._hold(StepWrite(call.key, call.position, "now", "completed", output=str(now)), self._ticks())
         return from_ms(now)
 
     def check_cancelled(self) -> None:
@@ -207,15 +197,7 @@ class WorkflowContext:
 
         def write(holder: str) -> StepWrite:
             output = json.dumps({"id": holder, "created": holder == new_run.id})
-            return StepWrite(
-                call.key,
-                call.position,
-                "start",
-                "completed",
-                new_run.input,
-                output,
-                finished_ago=0,
-            )
+            return StepWrite(call.key, call.position, "start", "completed", new_run.input, output, finished_ago=0)
 
         holder = self._execution.record_start(new_run, write)
         self._runtime.announce()
@@ -230,15 +212,7 @@ class WorkflowContext:
         if stored is None:
             execution.may_start()
             self._refuse_body_writes()
-            write = StepWrite(
-                call.key,
-                call.position,
-                "sleep",
-                "sleeping",
-                input,
-                due_at=due_at,
-                due_in=due_in,
-            )
+            write = StepWrite(call.key, call.position, "sleep", "sleeping", input, due_at=due_at, due_in=due_in)
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
                 return
@@ -255,12 +229,7 @@ class WorkflowContext:
             self._suspend("sleeping", None, due_at=stored.due_at)
 
     def _suspend(
-        self,
-        status: str,
-        write: StepWrite | None,
-        *,
-        due_at: int | None = None,
-        due_in: int | None = None,
+        self, status: str, write: StepWrite | None, *, due_at: int | None = None, due_in: int | None = None
     ) -> NoReturn:
         execution = self._execution
         change = Change(status, attempts=execution.attempts, due_at=due_at, due_in=due_in)
@@ -288,24 +257,13 @@ class WorkflowContext:
         return self._attempt(step, call, input, args, kwargs)
 
     def _attempt(
-        self,
-        step: Step[Any, Any],
-        call: Call,
-        input: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, step: Step[Any, Any], call: Call, input: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the step until it is stored; what is run again here lost its transaction and uses no attempt."""
         execution = self._execution
         attempt, earlier = _attempts_before(call.stored)
         running = StepWrite(
-            call.key,
-            call.position,
-            "step",
-            "running",
-            input,
-            attempts=attempt + 1,
-            earlier=_dump_earlier(earlier),
+            call.key, call.position, "step", "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
         )
         for repetition in range(CONFLICT_RETRIES + 1):
             started = self._ticks()
@@ -331,13 +289,7 @@ class WorkflowContext:
                 self._runtime.sessions.remove()
         raise AssertionError("unreachable")
 
-    def _execute(
-        self,
-        step: Step[Any, Any],
-        key: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> str:
+    def _execute(self, step: Step[Any, Any], key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Call the function; answer its result as stored."""
         runtime = self._runtime
         if step.transactional:
@@ -362,9 +314,7 @@ class WorkflowContext:
             return
         sessions = self._runtime.sessions
         self._execution.record_with(
-            lambda record: sessions.commit_step(record, transactional=step.transactional),
-            write,
-            started,
+            lambda record: sessions.commit_step(record, transactional=step.transactional), write, started
         )
 
     def _lost_race(self, step: Step[Any, Any], error: BaseException) -> bool:
@@ -417,13 +367,7 @@ class WorkflowContext:
 
         elapsed = int(self._ticks() - started)
         finished_at = self._execution.now_ms()
-        earlier.append(
-            {
-                "started_at": finished_at - elapsed,
-                "finished_at": finished_at,
-                "error": described,
-            }
-        )
+        earlier.append({"started_at": finished_at - elapsed, "finished_at": finished_at, "error": described})
         write = running._replace(
             status="retrying",
             error=failures.dumps(described),

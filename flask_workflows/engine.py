@@ -68,12 +68,7 @@ class Engine:
     def begin(self, run: ClaimedRun, stored: Sequence[StoredStep]) -> Execution:
         """The execution of a run just claimed, on the thread that will call `execute`."""
         workflow = self._runtime.registry.resume(run.workflow, run.version)
-        return Execution(
-            self._runtime.store,
-            run,
-            list(stored),
-            strict=workflow is None or workflow.strict,
-        )
+        return Execution(self._runtime.store, run, list(stored), strict=workflow is None or workflow.strict)
 
     def execute(self, execution: Execution, worker: str) -> str | None:
         """Execute to the next outcome and store it; answer the run's new status, null when nothing was stored.
@@ -110,11 +105,7 @@ class Engine:
         return self._call(execution, workflow, args, kwargs)
 
     def _call(
-        self,
-        execution: Execution,
-        workflow: Workflow[Any, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, execution: Execution, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Outcome:
         context = WorkflowContext(self._runtime, execution)
         token = _current.set(context)
@@ -143,11 +134,7 @@ class Engine:
             limit = self._runtime.config.max_payload_bytes
             output = workflow.codec.result.dump(value, where=workflow.where, max_bytes=limit)
         except ValueRefused as error:
-            return _failed(
-                execution.run,
-                failures.describe(error, "value"),
-                attempts=execution.attempts + 1,
-            )
+            return _failed(execution.run, failures.describe(error, "value"), attempts=execution.attempts + 1)
         except WorkflowsError as error:
             return self._raised(execution, error)
         return Outcome(Change("completed", output=output, attempts=execution.attempts, finished=True))
@@ -179,13 +166,7 @@ class Engine:
             return _failed(run, described, attempts=used)
         delay = used * self._runtime.config.retry_backoff_secs * 1000
         losses = 0 if execution.progressed else run.losses
-        change = Change(
-            "sleeping",
-            error=failures.dumps(described),
-            attempts=used,
-            losses=losses,
-            due_in=delay,
-        )
+        change = Change("sleeping", error=failures.dumps(described), attempts=used, losses=losses, due_in=delay)
         return Outcome(change, described=described)
 
     # Storing it ------------------------------------------------------------------------------
@@ -200,10 +181,7 @@ class Engine:
             cancelled = Change("cancelled", finished=True, attempts=execution.attempts)
             return "cancelled" if execution.settle(cancelled) else None
         except LeaseGone:
-            logger.info(
-                "run %s was taken over before its outcome could be stored",
-                execution.run.id,
-            )
+            logger.info("run %s was taken over before its outcome could be stored", execution.run.id)
         except Exception as error:
             self._runtime.store.complain(f"run {execution.run.id} was left to its lease", error)
         return None
@@ -224,23 +202,12 @@ class Engine:
                 duration,
                 extra={"run_id": run.id},
             )
-        signals.send_run(
-            self._runtime.app,
-            status,
-            run,
-            outcome.described if status == "failed" else None,
-        )
+        signals.send_run(self._runtime.app, status, run, outcome.described if status == "failed" else None)
 
 
 def _failed(run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None) -> Outcome:
     used = run.attempts + 1 if attempts is None else attempts
-    change = Change(
-        "failed",
-        error=failures.dumps(described),
-        attempts=used,
-        losses=run.losses,
-        finished=True,
-    )
+    change = Change("failed", error=failures.dumps(described), attempts=used, losses=run.losses, finished=True)
     return Outcome(change, described=described)
 
 
@@ -252,13 +219,7 @@ def _lost(execution: Execution) -> dict[str, Any]:
         f"worker lost {where}: {execution.run.losses} executions ended with the loss of their worker "
         "(killed, out of memory, or crashed in native code); mend the cause, then retry the run"
     )
-    return {
-        "kind": "lost",
-        "type": "WorkerLost",
-        "message": message,
-        "traceback": None,
-        "step": step,
-    }
+    return {"kind": "lost", "type": "WorkerLost", "message": message, "traceback": None, "step": step}
 
 
 def _warn_swallowed(execution: Execution) -> None:

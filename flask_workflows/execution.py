@@ -151,10 +151,7 @@ class Execution:
             self._flush()
 
     def record_with(
-        self,
-        commit: Callable[[Callable[[Any], str | None]], None],
-        write: StepWrite,
-        started: float,
+        self, commit: Callable[[Callable[[Any], str | None]], None], write: StepWrite, started: float
     ) -> None:
         """Write a call inside the user's transaction, which `commit` ends; it is given the function that writes.
 

@@ -152,10 +152,16 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
             return (*_waited_for(step), *_time_out(run))
         case RunStatus.FAILED:
             return _failure(run.error, limit=120)
-        case RunStatus.COMPLETED | RunStatus.CANCELLED:
-            return ("" if run.finished_at is None else Instant(run.finished_at, "ago"),)
+        case RunStatus.COMPLETED:
+            return _ended("done", run)
+        case RunStatus.CANCELLED:
+            return _ended("cancelled", run)
         case _:
             return ()
+
+
+def _ended(word: str, run: Run) -> Text:
+    return (word,) if run.finished_at is None else (f"{word} ", Instant(run.finished_at, "ago"))
 
 
 def _pending_line(run: Run, around: Surroundings) -> Text:

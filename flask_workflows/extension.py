@@ -68,13 +68,7 @@ class Workflows:
     instead; without it they are closed.
     """
 
-    def __init__(
-        self,
-        app: Flask | None = None,
-        db: Any = None,
-        *,
-        authorize: Authorize | None = None,
-    ) -> None:
+    def __init__(self, app: Flask | None = None, db: Any = None, *, authorize: Authorize | None = None) -> None:
         self.registry = Registry()
         #: Null: the database's clock. Set in tests; every stored instant then comes from it.
         self.clock: Clock | None = None
@@ -180,14 +174,7 @@ class Workflows:
         """
 
         def declare(function: Callable[..., Any]) -> Workflow[Any, Any]:
-            settings = {
-                "name": None,
-                "version": 1,
-                "min_version": None,
-                "queue": None,
-                "strict": True,
-                **options,
-            }
+            settings = {"name": None, "version": 1, "min_version": None, "queue": None, "strict": True, **options}
             workflow: Workflow[Any, Any] = Workflow(self, function, **settings)
             self.registry.add_workflow(workflow)
             return workflow
@@ -230,11 +217,7 @@ class Workflows:
         return self._spawn_call(known, options, (), dict(input or {}))
 
     def _start_call(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, workflow: Workflow[Any, R], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Handle[R]:
         runtime = current_runtime()
         new_run = self._new_run(runtime, workflow, options, args, kwargs)
@@ -245,11 +228,7 @@ class Workflows:
         return self._handle(runtime, workflow, new_run, runtime.sessions.start([new_run]))
 
     def _spawn_call(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, workflow: Workflow[Any, R], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Handle[R]:
         if outside_steps() is not None:
             return self._start_call(workflow, options, args, kwargs)
@@ -261,10 +240,7 @@ class Workflows:
         return self._handle(runtime, workflow, new_run, holders)
 
     def _start_many(
-        self,
-        workflow: Workflow[Any, R],
-        options: StartOptions,
-        inputs: Iterable[Mapping[str, Any]],
+        self, workflow: Workflow[Any, R], options: StartOptions, inputs: Iterable[Mapping[str, Any]]
     ) -> list[Handle[R]]:
         runtime = current_runtime()
         running = outside_steps()
@@ -296,11 +272,7 @@ class Workflows:
         )
 
     def _handle(
-        self,
-        runtime: Runtime,
-        workflow: Workflow[Any, R],
-        new_run: NewRun,
-        holders: Mapping[str, str],
+        self, runtime: Runtime, workflow: Workflow[Any, R], new_run: NewRun, holders: Mapping[str, str]
     ) -> Handle[R]:
         holder = holders.get(new_run.id, new_run.id)
         return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
@@ -354,13 +326,7 @@ class Workflows:
         with self._at(now):
             return runtime.drain()
 
-    def worker(
-        self,
-        *,
-        concurrency: int | None = None,
-        queues: Sequence[str] = (),
-        name: str | None = None,
-    ) -> Worker:
+    def worker(self, *, concurrency: int | None = None, queues: Sequence[str] = (), name: str | None = None) -> Worker:
         """A worker for the current app; call its `run`."""
         if isinstance(queues, str):
             raise DefinitionError(f"queues={queues!r} is one text: write a list of names")

@@ -23,13 +23,13 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def describe(error: BaseException, kind: str, *, step: str | None = None, frames: bool = True) -> dict[str, Any]:
-    """Class, message and traceback of an error, for the `error` columns."""
+    """Class, message and traceback of an error, for the `error` columns. The long parts come last: lists cut them off."""
     return {
         "kind": kind,
         "type": type_name(error),
+        "step": step,
         "message": message_of(error),
         "traceback": _traceback(error) if frames else None,
-        "step": step,
     }
 
 
@@ -99,9 +99,4 @@ def rebuild(described: dict[str, Any], allowed: tuple[type[BaseException], ...])
 
 
 def step_failed(step: str, attempts: int, described: dict[str, Any]) -> StepFailed:
-    return StepFailed(
-        step,
-        attempts,
-        str(described.get("message", "")),
-        str(described.get("type", "")),
-    )
+    return StepFailed(step, attempts, str(described.get("message", "")), str(described.get("type", "")))

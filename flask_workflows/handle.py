@@ -86,11 +86,7 @@ class Handle(Generic[R]):
             raise RunCancelled(f"run {self.id} was cancelled, so it has no result")
         if run.status is RunStatus.FAILED:
             error = run.error
-            raise RunFailed(
-                self.id,
-                error.type if error else "unknown",
-                error.message if error else "",
-            )
+            raise RunFailed(self.id, error.type if error else "unknown", error.message if error else "")
         if self._codec is None or not isinstance(run.output_json, str):
             output: R = run.output
             return output

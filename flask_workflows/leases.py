@@ -97,8 +97,5 @@ class LeaseKeeper:
             by_id[lease.id].heard(lease.cancel_requested_at is not None)
         for run_id in lost:
             if by_id[run_id].ours():
-                logger.warning(
-                    "the lease of run %s was lost: it is executed elsewhere, or was ended",
-                    run_id,
-                )
+                logger.warning("the lease of run %s was lost: it is executed elsewhere, or was ended", run_id)
                 by_id[run_id].lose()

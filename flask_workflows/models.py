@@ -74,13 +74,7 @@ sa.Index(
     sqlite_where=_keyed,
 )
 _remarkable = runs.c.status != "completed"
-sa.Index(
-    "workflow_runs_status",
-    runs.c.status,
-    runs.c.id,
-    postgresql_where=_remarkable,
-    sqlite_where=_remarkable,
-)
+sa.Index("workflow_runs_status", runs.c.status, runs.c.id, postgresql_where=_remarkable, sqlite_where=_remarkable)
 sa.Index("workflow_runs_workflow", runs.c.workflow, runs.c.status, runs.c.id)
 
 steps = sa.Table(

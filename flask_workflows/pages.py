@@ -268,11 +268,7 @@ def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surrounding
 
     took = _took(run)
     if took:
-        busy = sum((step.took or timedelta() for step in steps if step.kind == "step"), timedelta())
-        whole = len(steps) == step_count and busy
-        yield Fact(
-            "Took" if run.finished else "Running time", (*took, f" ({phrases.duration(busy)} busy)" if whole else "")
-        )
+        yield Fact("Took" if run.finished else "Running time", (*took, *_busy(steps, step_count)))
 
     yield Fact("Queue", (Name(run.queue),))
     yield Fact("Version", (str(run.version), *_runners(run, around)))
@@ -285,6 +281,15 @@ def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surrounding
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:
         yield Fact("Key", (Name(run.key),))
+
+
+def _busy(steps: Sequence[Step], step_count: int) -> Text:
+    """For how long steps executed, where that is known."""
+    worked = [step for step in steps if step.kind == "step"]
+    if len(steps) < step_count or any(step.status == "running" for step in worked):
+        return ()
+    busy = sum((step.took or timedelta() for step in worked), timedelta())
+    return (f" ({phrases.duration(busy)} busy)",) if busy else ()
 
 
 def _runners(run: Run, around: Surroundings) -> Text:

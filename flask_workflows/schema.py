@@ -63,11 +63,7 @@ def _check_columns(table: sa.Table, found: Mapping[str, ReflectedColumn]) -> Non
     # Old workers go on beside new ones while a release is rolled out: a column they may leave out harms nobody.
     if unknown:
         names = ", ".join(column["name"] for column in unknown)
-        logger.warning(
-            "%s has columns this version of Flask-Workflows does not know: %s",
-            table.name,
-            names,
-        )
+        logger.warning("%s has columns this version of Flask-Workflows does not know: %s", table.name, names)
 
 
 def _first_line(error: sa.exc.DBAPIError) -> str:

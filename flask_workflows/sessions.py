@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 import sqlalchemy.exc as sa_exc
@@ -15,9 +16,9 @@ import sqlalchemy.orm as sa_orm
 
 from . import models
 from .errors import InlineNeedsCommit
-from .errors import KeyBusy
 from .errors import SessionBusy
 from .errors import TransactionalRefused
+from .store import key_busy
 from .store import NewRun
 from .store import Store
 
@@ -26,15 +27,24 @@ logger = logging.getLogger("flask_workflows")
 _INFO = "flask_workflows"
 
 
+class Started(NamedTuple):
+    """A run, and the savepoints it was started in: it vanishes with any of them."""
+
+    run: NewRun
+    within: tuple[sa_orm.SessionTransaction, ...]
+
+
 @dataclass
 class Pending:
     """What a session's open transaction has started. One for each session, kept in `session.info`."""
 
-    ids: list[str] = field(default_factory=list)
-    #: Runs to insert once the transaction committed, where the store is another database.
-    deferred: list[NewRun] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
     committed: bool = False
     rolled_back: bool = False
+
+    @property
+    def ids(self) -> list[str]:
+        return [started.run.id for started in self.started]
 
 
 class Sessions:
@@ -71,9 +81,7 @@ class Sessions:
         pending = self._watch(session)
         if self._apart:
             session.connection()
-            pending.deferred.extend(new_runs)
-            pending.ids.extend(run.id for run in new_runs)
-            return {}
+            return self._defer(session, pending, new_runs)
         with session.no_autoflush:
             connection = session.connection(bind_arguments={"clause": models.runs})
             if self._inline and connection.get_transaction() is not None and _joined(session):
@@ -83,7 +91,21 @@ class Sessions:
                     'empty the tables afterwards, or use WORKFLOWS_STORE="memory"'
                 )
             holders = self._insert(connection, new_runs)
-        pending.ids.extend(run.id for run in new_runs if run.id not in holders)
+        within = _savepoints(session)
+        pending.started.extend(Started(run, within) for run in new_runs if run.id not in holders)
+        return holders
+
+    def _defer(self, session: sa_orm.Session, pending: Pending, new_runs: Sequence[NewRun]) -> dict[str, str]:
+        """Keep runs until the commit, where the store is another database."""
+        holders: dict[str, str] = {}
+        within = _savepoints(session)
+        for run in new_runs:
+            mine = [earlier.run.id for earlier in pending.started if _same_key(earlier.run, run)]
+            holder = mine[0] if mine else self._store.find_live_key(run)
+            if holder is None:
+                pending.started.append(Started(run, within))
+            else:
+                holders[run.id] = holder
         return holders
 
     def _insert(self, connection: sa.Connection, new_runs: Sequence[NewRun]) -> dict[str, str]:
@@ -96,15 +118,13 @@ class Sessions:
             return self._store.insert(connection, new_runs)
         except sa_exc.DBAPIError as error:
             if error.orig is not None and self._store.dialect.is_blocked(error.orig):
-                raise KeyBusy(
-                    f"another transaction is starting a run of {new_runs[0].workflow!r} with the same key, or holds "
-                    f"the database: {type(error.orig).__name__}; roll back and try again"
-                ) from error
+                raise key_busy(new_runs[0], error.orig) from error
             raise
 
     def is_pending(self, run_id: str) -> bool:
         """Whether this thread's session started the run and has not committed yet."""
-        return self._scoped.registry.has() and run_id in self._pending(self._scoped()).ids
+        session = self.current()
+        return session is not None and _INFO in session.info and run_id in self._pending(session).ids
 
     def refuse_if_busy(self, what: str) -> None:
         """Raise `SessionBusy` where a transaction of our own would wait for this thread's session."""
@@ -112,7 +132,7 @@ class Sessions:
         if holds is None or self._apart or not self._scoped.registry.has():
             return
         session = self._scoped()
-        if session.in_transaction() and holds(_raw(self._connection(session))):
+        if session.in_transaction() and holds(self._connection(session)):
             raise SessionBusy(
                 f"{what} needs a transaction of its own, but db.session holds SQLite's only write lock: commit or "
                 "roll back first, or use start() or emit(), which join the session's transaction"
@@ -125,6 +145,7 @@ class Sessions:
         if _INFO not in session.info:
             sa.event.listen(session, "after_commit", self._after_commit)
             sa.event.listen(session, "after_rollback", self._after_rollback)
+            sa.event.listen(session, "after_soft_rollback", self._after_savepoint_rollback)
             sa.event.listen(session, "after_transaction_end", self._after_end)
         return self._pending(session)
 
@@ -137,6 +158,11 @@ class Sessions:
         if not session.in_nested_transaction():
             self._pending(session).rolled_back = True
 
+    def _after_savepoint_rollback(self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction) -> None:
+        if transaction.nested:
+            pending = self._pending(session)
+            pending.started = [started for started in pending.started if transaction not in started.within]
+
     def _after_end(self, session: sa_orm.Session, transaction: sa_orm.SessionTransaction) -> None:
         if transaction.parent is not None:
             return
@@ -144,13 +170,13 @@ class Sessions:
         if not pending:
             return
         session.info[_INFO] = Pending()
-        if not pending.ids:
+        if not pending.started:
             return
         if pending.committed:
             # The commit has happened; whatever fails from here on must not look as if it had not.
             try:
-                if pending.deferred:
-                    self._store.spawn(pending.deferred)
+                if self._apart:
+                    self._store.spawn([started.run for started in pending.started])
                 self._on_commit(pending.ids)
             except Exception:
                 logger.exception("runs were started, but not announced: %s", ", ".join(pending.ids))
@@ -187,7 +213,7 @@ class Sessions:
         if not session.in_transaction() or self._apart:
             return False
         try:
-            return self._store.dialect.in_transaction(_raw(self._connection(session)))
+            return self._store.dialect.holds_writes(self._connection(session))
         except Exception:
             # A broken transaction commits nothing.
             return False
@@ -205,7 +231,7 @@ class Sessions:
         if not session.in_transaction():
             return False
         holds = self._store.dialect.holds_write_lock
-        return holds is None or holds(_raw(self._connection(session)))
+        return holds is None or holds(self._connection(session))
 
     def commit_step(self, record: Callable[[Any], str | None], *, transactional: bool) -> None:
         """Flush the session, write the step's record through its connection, and commit both.
@@ -258,12 +284,26 @@ class Sessions:
         return session.connection(bind_arguments={"clause": models.runs})
 
 
+def _savepoints(session: sa_orm.Session) -> tuple[sa_orm.SessionTransaction, ...]:
+    """The open savepoints, the innermost first."""
+    found = []
+    transaction = session.get_nested_transaction()
+    while transaction is not None and transaction.nested:
+        found.append(transaction)
+        transaction = transaction.parent
+    return tuple(found)
+
+
+def _same_key(one: NewRun, other: NewRun) -> bool:
+    return one.key is not None and (one.workflow, one.workspace, one.key) == (
+        other.workflow,
+        other.workspace,
+        other.key,
+    )
+
+
 def _has_changes(session: sa_orm.Session) -> bool:
     return bool(session.new or session.deleted or session.dirty)
-
-
-def _raw(connection: sa.Connection) -> Any:
-    return connection.connection.dbapi_connection
 
 
 def _joined(session: sa_orm.Session) -> bool:

@@ -30,11 +30,7 @@ run_cancelled = _signals.signal("run-cancelled")
 #: A step failed for good; its run may go on. Sent by the app with `run_id`, `workflow`, `step`, `error`.
 step_failed = _signals.signal("step-failed")
 
-_BY_STATUS = {
-    "completed": run_completed,
-    "failed": run_failed,
-    "cancelled": run_cancelled,
-}
+_BY_STATUS = {"completed": run_completed, "failed": run_failed, "cancelled": run_cancelled}
 
 
 def send_run(app: Flask, status: str, run: ClaimedRun, error: dict[str, Any] | None) -> None:
@@ -47,14 +43,7 @@ def send_run(app: Flask, status: str, run: ClaimedRun, error: dict[str, Any] | N
 
 def send_step_failed(app: Flask, run: ClaimedRun, step: str, error: dict[str, Any]) -> None:
     if step_failed.receivers:
-        _send(
-            step_failed,
-            app,
-            run_id=run.id,
-            workflow=run.workflow,
-            step=step,
-            error=error,
-        )
+        _send(step_failed, app, run_id=run.id, workflow=run.workflow, step=step, error=error)
 
 
 def send_cancelled(app: Flask, run_id: str, workflow: str) -> None:

@@ -95,10 +95,7 @@ class ValueCodec:
         except UndecodableValue as error:
             reason, cause = f"is {error}", error.__cause__
         except Refusal as refusal:
-            reason, cause = (
-                f"does not decode: {refusal.path} {refusal.reason}",
-                refusal.__cause__,
-            )
+            reason, cause = (f"does not decode: {refusal.path} {refusal.reason}", refusal.__cause__)
         except RecursionError as error:
             reason, cause = "is nested too deep", error
         raise UndecodableValue(f"{where}{': ' if where else ''}the stored {self.noun} {reason}") from cause
@@ -112,11 +109,7 @@ class ValueCodec:
     def _refused(self, refusal: Refusal, where: str) -> ValueRefused:
         advice = ""
         if refusal.unannotated is not None:
-            advice = _advice(
-                refusal.unannotated,
-                f"{self.subject} of {where}",
-                at_root=not refusal.pieces,
-            )
+            advice = _advice(refusal.unannotated, f"{self.subject} of {where}", at_root=not refusal.pieces)
         return ValueRefused(f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
 
 
@@ -155,16 +148,7 @@ def _advice(cls: type, subject: str, *, at_root: bool) -> str:
 class CallCodec:
     """Stores the arguments of calls to one function, as a JSON object by parameter name."""
 
-    __slots__ = (
-        "_fields",
-        "_inputs",
-        "_leading",
-        "_places",
-        "_signature",
-        "_simple",
-        "name",
-        "result",
-    )
+    __slots__ = ("_fields", "_inputs", "_leading", "_places", "_signature", "_simple", "name", "result")
 
     def __init__(self, function: Callable[..., Any], *, skip_first: bool = False) -> None:
         """Read the signature; raise `AnnotationRefused` for a parameter or result that cannot be stored.
@@ -191,12 +175,7 @@ class CallCodec:
         self._leading = [each for each in parameters if each.kind in leading]
 
     def dump_call(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        where: str,
-        max_bytes: int | None = None,
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str, max_bytes: int | None = None
     ) -> str:
         """Return the arguments of a call as JSON text, defaults left out.
 

@@ -25,6 +25,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Response
 
 from . import pages
+from . import timeline
 from .access import Action
 from .access import decide
 from .config import WorkflowsConfig
@@ -251,6 +252,7 @@ class _Pages:
             poll=poll,
             start=start,
             per_page=STEPS_PER_PAGE,
+            timeline=timeline.draw(steps, now=now) if len(steps) == step_count else None,
             live=request.args.get("live") != "0",
             interval=RUN_INTERVAL,
         )
@@ -264,9 +266,13 @@ class _Pages:
         """The whole page, or its live part alone where htmx asks for that."""
         partial = request.headers.get("HX-Request") == "true"
         template = f"_{name}.html" if partial else f"{name}.html"
-        viewer = Viewer.of(request, now)
         return self.presentation.render(
-            template, viewer, assets=self.assets, open_by_debug=current_runtime().authorize_now is None, **values
+            template,
+            Viewer.of(request, now),
+            assets=self.assets,
+            partial=partial,
+            open_by_debug=current_runtime().authorize_now is None,
+            **values,
         )
 
     def _message(self, template: str, status: int, **values: Any) -> ResponseReturnValue:
@@ -280,10 +286,13 @@ class _Pages:
 
     def database_failed(self, error: sa.exc.DBAPIError) -> ResponseReturnValue:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
+        runtime = current_runtime()
         try:
-            current_runtime().check_schema()
+            runtime.check_schema()
         except SchemaError as problem:
-            return self._message("schema.html", 503, problem=str(problem))
+            # Where the database is, is none of the page's business.
+            words = str(problem).replace(f"the database {runtime.engine.url!s}", "the database")
+            return self._message("schema.html", 503, problem=words)
         raise error
 
     def took_too_long(self, error: ReadTimeout) -> ResponseReturnValue:

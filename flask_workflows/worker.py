@@ -71,12 +71,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        *,
-        concurrency: int | None = None,
-        queues: Sequence[str] = (),
-        name: str | None = None,
+        self, runtime: Runtime, *, concurrency: int | None = None, queues: Sequence[str] = (), name: str | None = None
     ) -> None:
         self.id = new_id()
         self.name = name or f"{socket.gethostname()}:{os.getpid()}"
@@ -140,10 +135,7 @@ class Worker:
 
         def handle(number: int, frame: object) -> None:
             if self._stopping.is_set():
-                os.write(
-                    2,
-                    b"second signal: leaving at once, unfinished runs are taken over when their leases end\n",
-                )
+                os.write(2, b"second signal: leaving at once, unfinished runs are taken over when their leases end\n")
                 os._exit(128 + number)
             self._stopping.set()
 
@@ -239,10 +231,7 @@ class Worker:
         while not self._stopping.wait(1.0):
             dead = [thread.name for thread in threads if not thread.is_alive()]
             if dead or not self._keeper.is_alive():
-                logger.critical(
-                    "the worker's threads died (%s), it stops",
-                    ", ".join(dead) or "leases",
-                )
+                logger.critical("the worker's threads died (%s), it stops", ", ".join(dead) or "leases")
                 self._failed = SetupError("a thread of the worker died")
                 self._stopping.set()
 
@@ -476,11 +465,7 @@ class Worker:
             f"no live worker resumes {name!r} version {version}, the oldest that is resumed is {oldest}: register the "
             f"old code again, or declare min_version={version} on code that can take it over; then retry the run"
         )
-        change = Change(
-            "failed",
-            error=dumps(describe(error, "version", frames=False)),
-            finished=True,
-        )
+        change = Change("failed", error=dumps(describe(error, "version", frames=False)), finished=True)
         try:
             self._store.settle(run_id, epoch, change)
             logger.warning("run %s failed: %s", run_id, error)

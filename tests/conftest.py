@@ -15,10 +15,13 @@ from flask_sqlalchemy import SQLAlchemy
 
 from flask_workflows import Workflows
 from tests import apps
+from tests import busy_app
 from tests.databases import PostgresServer
 from tests.databases import PostgresUnavailable
 from tests.databases import PrivatePostgres
 from tests.databases import shared_server
+from tests.processes import Fleet
+from tests.running import Clock
 
 Server = TypeVar("Server", bound=PostgresServer)
 
@@ -115,6 +118,59 @@ def db(app: Flask) -> SQLAlchemy:
 @pytest.fixture
 def workflows(app: Flask) -> Workflows:
     return apps.workflows_of(app)
+
+
+@pytest.fixture
+def clock(workflows: Workflows) -> Clock:
+    """The time of the app's workflows, which only the test moves."""
+    workflows.clock = clock = Clock()
+
+    return clock
+
+
+@pytest.fixture
+def app_context(app: Flask) -> Iterator[None]:
+    with app.app_context():
+        yield
+
+
+@pytest.fixture
+def make_busy(database_url: str, tmp_path: Path, make_app: apps.MakeApp) -> Callable[..., Flask]:
+    """Make the app of `tests.busy_app`, as the test itself sees it."""
+
+    def make(**config: object) -> Flask:
+        db = SQLAlchemy(metadata=busy_app.Base.metadata)
+
+        return make_app(
+            database_url, db=db, workflows=busy_app.workflows, BUSY_DIRECTORY=str(tmp_path), **config
+        )
+
+    return make
+
+
+@pytest.fixture
+def busy(make_busy: Callable[..., Flask]) -> Flask:
+    return make_busy()
+
+
+@pytest.fixture
+def busy_clock() -> Iterator[Clock]:
+    """The time of the workflows of `tests.busy_app`, in this process, which only the test moves."""
+    busy_app.workflows.clock = clock = Clock()
+
+    yield clock
+
+    busy_app.workflows.clock = None
+
+
+@pytest.fixture
+def fleet(database_url: str, tmp_path: Path) -> Iterator[Fleet]:
+    """Workers of the app of `tests.busy_app`, each a process."""
+    fleet = Fleet(database_url, tmp_path)
+
+    yield fleet
+
+    fleet.close()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import sqlalchemy as sa
+
 from . import statements as sql
 from .rows import Change
 from .rows import Fenced
@@ -58,24 +60,13 @@ class PostgreSQL:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
 
     def record(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        writes: Sequence[StepWrite],
-        *,
-        touch: bool,
+        self, execute: Any, params: dict[str, Any], writes: Sequence[StepWrite], *, touch: bool
     ) -> Fenced | None:
         sql.add_writes(params, writes)
         row = execute(_record_sql(len(writes), touch), params).fetchone()
         return None if row is None else Fenced(row[0], row[1])
 
-    def settle(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        change: Change,
-        writes: Sequence[StepWrite],
-    ) -> bool:
+    def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         sql.add_change(params, change)
         sql.add_writes(params, writes)
         return execute(_settle_sql(len(writes)), params).fetchone() is not None
@@ -91,9 +82,10 @@ class PostgreSQL:
         params["epochs"] = [epoch for _, epoch in held]
         return list(execute(self.sql(_RENEW), params).fetchall())
 
-    def in_transaction(self, connection: Any) -> bool:
-        """Whether the DBAPI connection's open transaction has written something."""
-        row = connection.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
+    def holds_writes(self, connection: sa.Connection) -> bool:
+        """Whether the connection's open transaction has written something."""
+        raw: Any = connection.connection.dbapi_connection
+        row = raw.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
         return bool(row[0])
 
     holds_write_lock = None
@@ -103,8 +95,7 @@ class PostgreSQL:
         import psycopg
 
         return isinstance(
-            error,
-            psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction,
+            error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction
         )
 
     def is_conflict(self, error: BaseException) -> bool:

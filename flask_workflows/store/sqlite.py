@@ -16,12 +16,20 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
+import sqlalchemy as sa
+
 from . import statements as sql
 from .rows import Change
 from .rows import Fenced
 from .rows import StepWrite
 
 BUSY_TIMEOUT_MS = 30_000
+
+#: Where a connection's `info` keeps its count of changes at the beginning of its transaction.
+CHANGES_BEFORE = "flask_workflows_changes"
+
+#: What `sqlite3.LEGACY_TRANSACTION_CONTROL` is, from Python 3.12 on.
+_LEGACY = -1
 
 _NOW = "(SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS integer)))"
 
@@ -61,12 +69,7 @@ class SQLite:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
 
     def record(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        writes: Sequence[StepWrite],
-        *,
-        touch: bool,
+        self, execute: Any, params: dict[str, Any], writes: Sequence[StepWrite], *, touch: bool
     ) -> Fenced | None:
         """Each INSERT is conditional on the epoch by itself: it holds the write lock that a claim would need."""
         params["now"] = self.clock(execute, params["now"])
@@ -81,13 +84,7 @@ class SQLite:
             fenced = Fenced(row[0])
         return fenced
 
-    def settle(
-        self,
-        execute: Any,
-        params: dict[str, Any],
-        change: Change,
-        writes: Sequence[StepWrite],
-    ) -> bool:
+    def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         params["now"] = self.clock(execute, params["now"])
         sql.add_change(params, change)
         for write in writes:
@@ -114,12 +111,19 @@ class SQLite:
                 renewed.append(row)
         return renewed
 
-    def in_transaction(self, connection: sqlite3.Connection) -> bool:
-        return connection.in_transaction
+    def holds_writes(self, connection: sa.Connection) -> bool:
+        """Whether the connection's open transaction has written something, and so holds the one write lock."""
+        raw: Any = connection.connection.dbapi_connection
+        if not raw.in_transaction:
+            return False
+        if raw.isolation_level is not None and getattr(raw, "autocommit", _LEGACY) == _LEGACY:
+            # The driver opens a transaction for the first statement that writes.
+            return True
+        # The app begins its transactions itself, also to read.
+        return bool(raw.total_changes != connection.info.get(CHANGES_BEFORE))
 
-    #: The same question: an open transaction that wrote holds the one write lock.
-    def holds_write_lock(self, connection: sqlite3.Connection) -> bool:
-        return connection.in_transaction
+    #: The same question.
+    holds_write_lock = holds_writes
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and not any(

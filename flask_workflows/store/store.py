@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
+from ..errors import KeyBusy
 from ..errors import KeyTaken
 from ..errors import SetupError
 from . import statements as sql
@@ -82,13 +83,7 @@ class Store:
     `clock` answers the instant to use in ms, or null for the database's own clock.
     """
 
-    def __init__(
-        self,
-        engine: sa.Engine,
-        *,
-        lease_ms: int,
-        clock: Callable[[], int | None] = lambda: None,
-    ) -> None:
+    def __init__(self, engine: sa.Engine, *, lease_ms: int, clock: Callable[[], int | None] = lambda: None) -> None:
         self.engine = engine
         self.lease_ms = lease_ms
         self.clock = clock
@@ -190,8 +185,21 @@ class Store:
         raise KeyTaken(f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see")
 
     def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
-        """As `insert`, committed at once."""
-        return self._once(lambda c: self.insert(c, new_runs), together=True)
+        """As `insert`, committed at once. Raises `KeyBusy` when a rival's uncommitted start is in the way for too long."""
+        try:
+            return self._once(lambda c: self.insert(c, new_runs), together=True)
+        except Exception as error:
+            if self.dialect.is_blocked(error):
+                raise key_busy(new_runs[0], error) from error
+            raise
+
+    def find_live_key(self, run: NewRun) -> str | None:
+        """The unfinished run that holds this one's key, if it has one."""
+        if run.key is None:
+            return None
+        params = {"workflow": run.workflow, "workspace": run.workspace, "key": run.key}
+        row = self._once(lambda c: self._execute(c)(self.dialect.sql(sql.FIND_LIVE_KEY), params).fetchone())
+        return None if row is None else str(row[0])
 
     def notify(self) -> None:
         """Tell workers in other processes that there is something to claim."""
@@ -201,13 +209,7 @@ class Store:
     # Claims and leases ---------------------------------------------------------------------
 
     def claim(
-        self,
-        scope: Scope,
-        worker: str,
-        limit: int,
-        *,
-        begin: bool = True,
-        alone: bool = False,
+        self, scope: Scope, worker: str, limit: int, *, begin: bool = True, alone: bool = False
     ) -> list[ClaimedRun]:
         """Take up to `limit` due runs, oldest due first, each under a raised epoch.
 
@@ -264,10 +266,7 @@ class Store:
         def operation(connection: Any) -> None:
             execute = self._execute(connection)
             for run_id, epoch in sorted(held):
-                execute(
-                    statement,
-                    self._params(run_id=run_id, epoch=epoch, delay_ms=delay_ms),
-                )
+                execute(statement, self._params(run_id=run_id, epoch=epoch, delay_ms=delay_ms))
 
         self._once(operation, together=True)
 
@@ -296,15 +295,7 @@ class Store:
             raise LeaseGone
         return fenced
 
-    def record_in(
-        self,
-        connection: sa.Connection,
-        run_id: str,
-        epoch: int,
-        write: StepWrite,
-        *,
-        touch: bool,
-    ) -> Fenced:
+    def record_in(self, connection: sa.Connection, run_id: str, epoch: int, write: StepWrite, *, touch: bool) -> Fenced:
         """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
         params = self._params(run_id=run_id, epoch=epoch)
         fenced = self.dialect.record(self._execute(connection), params, [write], touch=touch)
@@ -417,10 +408,7 @@ class Store:
         """End an idle run, or mark one being executed; false when neither applied."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = (self._execute(connection), self._params(run_id=run_id, epoch=epoch))
             if execute(self.dialect.sql(sql.CANCEL_IDLE), params).rowcount:
                 return True
             return bool(execute(self.dialect.sql(sql.CANCEL_RUNNING), params).rowcount)
@@ -431,10 +419,7 @@ class Store:
         """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = (self._execute(connection), self._params(run_id=run_id, epoch=epoch))
             if not execute(self.dialect.sql(sql.RETRY_RUN), params).rowcount:
                 return False
             for key in forget:
@@ -447,10 +432,7 @@ class Store:
         """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
 
         def operation(connection: Any) -> bool:
-            execute, params = (
-                self._execute(connection),
-                self._params(run_id=run_id, epoch=epoch),
-            )
+            execute, params = (self._execute(connection), self._params(run_id=run_id, epoch=epoch))
             if not execute(self.dialect.sql(sql.WAKE_RUN), params).rowcount:
                 return False
             execute(self.dialect.sql(sql.WAKE_STEPS), params)
@@ -480,10 +462,7 @@ class Store:
             gone = [row[0] for row in execute(statement, params_cutoff).fetchall()]
             if gone:
                 listed_gone, params_gone = sql.named("run", gone)
-                execute(
-                    self.dialect.sql(sql.DELETE_STEPS.replace("{ids}", listed_gone)),
-                    params_gone,
-                )
+                execute(self.dialect.sql(sql.DELETE_STEPS.replace("{ids}", listed_gone)), params_gone)
             return len(gone)
 
         return self._once(operation, together=True)
@@ -492,6 +471,13 @@ class Store:
         statement = self.dialect.sql(sql.COUNT_PRUNABLE)
         params = {"before": before, "cutoff": cutoff}
         return int(self._once(lambda c: self._execute(c)(statement, params).fetchone())[0])
+
+
+def key_busy(run: NewRun, error: BaseException) -> KeyBusy:
+    return KeyBusy(
+        f"another transaction is starting a run of {run.workflow!r} with the same key, or holds the database: "
+        f"{type(error).__name__}; roll back and try again"
+    )
 
 
 def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:

@@ -33,10 +33,14 @@ class Database:
         """Its name on the server, or its file."""
         return str(sa.make_url(self.url).database)
 
+    @property
+    def conninfo(self) -> str:
+        """What psycopg connects by."""
+        return sa.make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
+
     def connect(self) -> psycopg.Connection:
         """A connection to PostgreSQL, in autocommit."""
-        assert self.server is not None
-        return self.server.connect(self.name)
+        return psycopg.connect(self.conninfo, autocommit=True)
 
     def tidy(self, *tables: str) -> None:
         """Let go of dead rows and look at the present ones, as PostgreSQL's autovacuum would sooner or later.

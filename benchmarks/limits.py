@@ -302,7 +302,7 @@ def wake_latencies(database: Database, pauses: Iterable[float]) -> list[float]:
     """Milliseconds from a commit to the claim by a process that does nothing but wait for the notification."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_answer_notifications, args=(database, theirs), daemon=True)
+    process = context.Process(target=_answer_notifications, args=(database.conninfo, theirs), daemon=True)
     process.start()
     latencies = []
     try:
@@ -321,8 +321,11 @@ def wake_latencies(database: Database, pauses: Iterable[float]) -> list[float]:
     return latencies
 
 
-def _answer_notifications(database: Database, pipe: Connection) -> None:
-    with closing(database.connect()) as listening, closing(database.connect()) as claiming:
+def _answer_notifications(conninfo: str, pipe: Connection) -> None:
+    with (
+        closing(psycopg.connect(conninfo, autocommit=True)) as listening,
+        closing(psycopg.connect(conninfo, autocommit=True)) as claiming,
+    ):
         claiming.prepare_threshold = 1
         listening.execute(_LISTEN)
         pipe.send("listening")

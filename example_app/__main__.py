@@ -30,7 +30,7 @@ from example_app.visitor import Visitor
 FLASK = ("-m", "flask", "--app", "example_app")
 
 #: Seconds that a process has to come up.
-BOOT = 30.0
+BOOT = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m example_app",
-        description="Run the whole course shop on this machine.",
+        prog="python -m example_app", description="Run the whole course shop on this machine."
     )
     parser.add_argument("--port", type=int, default=5080, help="of the web pages (default: 5080)")
     parser.add_argument(
@@ -59,13 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the database and the mails (default: instance/demo)",
     )
     parser.add_argument("--fresh", action="store_true", help="empty the directory first")
-    parser.add_argument(
-        "--day-seconds",
-        type=float,
-        default=2,
-        metavar="S",
-        help="how long a day lasts (default: 2)",
-    )
+    parser.add_argument("--day-seconds", type=float, default=2, metavar="S", help="how long a day lasts (default: 2)")
     parser.add_argument(
         "--check",
         action="store_true",
@@ -79,8 +72,7 @@ def _run(options: argparse.Namespace, directory: Path, *, port: int) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     url = f"http://{HOST}:{port}"
     settings = _settings(
-        directory,
-        check.SETTINGS if options.check else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)},
+        directory, check.SETTINGS if options.check else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)}
     )
     supervisor = Supervisor({**os.environ, **settings}, _say)
     try:
@@ -126,41 +118,22 @@ def _start(supervisor: Supervisor, visitor: Visitor, settings: dict[str, str], *
     supervisor.run("migrate", *FLASK, "db", "upgrade")
     supervisor.run("seed", *FLASK, "seed")
     supervisor.start(
-        "mail",
-        "-m",
-        "example_app.mail_sink",
-        f"--port={smtp_port}",
-        f"--mailbox={settings['EXAMPLE_MAILBOX']}",
+        "mail", "-m", "example_app.mail_sink", f"--port={smtp_port}", f"--mailbox={settings['EXAMPLE_MAILBOX']}"
     )
     supervisor.start(
-        "payments",
-        "-m",
-        "waitress",
-        f"--listen={HOST}:{payments_port}",
-        "--call",
-        "example_app.payments:create_app",
+        "payments", "-m", "waitress", f"--listen={HOST}:{payments_port}", "--call", "example_app.payments:create_app"
     )
-    supervisor.start(
-        "web",
-        "-m",
-        "waitress",
-        f"--listen={HOST}:{port}",
-        "--call",
-        "example_app:create_app",
-    )
+    supervisor.start("web", "-m", "waitress", f"--listen={HOST}:{port}", "--call", "example_app:create_app")
     supervisor.wait_until(lambda: listens(smtp_port), "The SMTP server's start", timeout=BOOT)
     supervisor.wait_until(lambda: listens(payments_port), "The payment service's start", timeout=BOOT)
     supervisor.wait_until(visitor.is_served, "The web pages' start", timeout=BOOT)
-    supervisor.start("worker", *FLASK, "workflows", "work", restart=True)
+    supervisor.start("worker", *FLASK, "workflows", "work", restart=True, ready="serves all queues")
+    supervisor.wait_until(lambda: supervisor.is_ready("worker"), "The worker's start", timeout=BOOT)
 
 
 def _invite(visitor: Visitor) -> None:
     """Sign up the first learners, so that there is something to see."""
-    for name, card in {
-        "Ada": "tok_4242",
-        "Grace": "tok_0503",
-        "Edsger": "tok_0002",
-    }.items():
+    for name, card in {"Ada": "tok_4242", "Grace": "tok_0503", "Edsger": "tok_0002"}.items():
         learner_id = visitor.sign_up(name, card)
         if learner_id is not None:
             visitor.renew(learner_id)

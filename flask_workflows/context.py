@@ -309,7 +309,7 @@ class WorkflowContext:
 
     def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
         """Commit the session's writes with the record, or hold the record where there are none."""
-        if not self._runtime.sessions.may_commit():
+        if not self._runtime.sessions.may_commit(transactional=step.transactional):
             self._hold(write, started)
             return
         sessions = self._runtime.sessions

@@ -82,7 +82,8 @@ def instant(at: datetime) -> str:
 def _outlook(run: Run, now: datetime | None) -> str:
     """When the run goes on, or how it ended."""
     if run.status is RunStatus.FAILED and run.error is not None:
-        return f"error: {said(run.error, limit=200)}"
+        place = f"step {run.error.step}: " if run.error.step is not None else ""
+        return f"error: {place}{said(run.error, limit=200)}"
     if run.status in (RunStatus.SLEEPING, RunStatus.WAITING) and run.due_at is not None:
         # One that is overdue has something else to say.
         return f"wakes {instant(run.due_at)}" if now is None or now < run.due_at else ""

@@ -76,16 +76,13 @@ def _spans(step: Step, now: datetime) -> Iterator[_Span]:
             yield _span("backoff", resumes, attempt.started_at)
         yield _span("failed", attempt.started_at, attempt.finished_at)
         resumes = attempt.finished_at
-    if step.started_at is None:
-        return
-
-    if resumes is not None:
-        yield _span("backoff", resumes, step.started_at)
     if step.status == "retrying":
-        failed_at = step.finished_at or step.started_at
-        yield _span("failed", step.started_at, failed_at)
-        yield _span("backoff", failed_at, now)
-    else:
+        # The attempt that failed last is among the earlier ones already.
+        if resumes is not None:
+            yield _span("backoff", resumes, now)
+    elif step.started_at is not None:
+        if resumes is not None:
+            yield _span("backoff", resumes, step.started_at)
         yield _span(step.status, step.started_at, step.finished_at or now)
 
 

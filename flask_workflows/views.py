@@ -232,11 +232,19 @@ class _Pages:
                 connection, run_id, whole=STEPS_PER_PAGE, start=None if start is None else max(start, 1)
             )
             input_head, output_head = read.read_heads(connection, run_id, DECODE_LIMIT)
+            failed = pages.failed_step(run, steps)
+            cause = None if failed is None else read.read_step_error(connection, run_id, failed.key)
             workers = read.live_workers(connection, now)
             ahead = read.count_ahead(connection, run) if run.status is RunStatus.PENDING else None
 
         page = pages.run_page(
-            run, steps, step_count, _surroundings(runtime, now, workers, ahead), input=input_head, output=output_head
+            run,
+            steps,
+            step_count,
+            _surroundings(runtime, now, workers, ahead),
+            input=input_head,
+            output=output_head,
+            cause=cause,
         )
         seen = pages.token(page)
         if request.headers.get(SEEN_HEADER) == seen:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import suppress
 from queue import Empty
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -85,6 +86,9 @@ class Worker:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        #: Wakes the main thread. A queue, since a signal handler may interrupt whoever holds an event's lock.
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        self._signalled = False
         self._count = threading.Lock()
         #: Claimed and not settled, whether begun or not.
         self._outstanding = 0
@@ -122,6 +126,7 @@ class Worker:
     def stop(self) -> None:
         """Stop claiming, finish or hand back what runs, and let `run` return. Safe from any thread."""
         self._stopping.set()
+        self._calls.put(None)
         self._wake.set()
 
     def wake(self) -> None:
@@ -134,10 +139,11 @@ class Worker:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def handle(number: int, frame: object) -> None:
-            if self._stopping.is_set():
+            if self._signalled or self._stopping.is_set():
                 os.write(2, b"second signal: leaving at once, unfinished runs are taken over when their leases end\n")
                 os._exit(128 + number)
-            self._stopping.set()
+            self._signalled = True
+            self._calls.put(None)
 
         for number in before:
             signal.signal(number, handle)
@@ -151,7 +157,7 @@ class Worker:
     def _boot(self) -> bool:
         """Wait for the database, check its schema; false when stopped before."""
         pause = 0.1
-        while not self._stopping.is_set():
+        while not self._told_to_stop():
             try:
                 self._runtime.check_schema()
                 self._beat()
@@ -162,9 +168,17 @@ class Worker:
                 if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
                     raise
                 self._store.complain("the database does not answer, waiting for it", error)
-            self._stopping.wait(pause)
+            self._told_to_stop(within=pause)
             pause = min(pause * 2, 2.0)
         return False
+
+    def _told_to_stop(self, *, within: float = 0.0) -> bool:
+        """Whether to stop; the main thread waits here, and passes on what a signal handler left."""
+        with suppress(Empty):
+            self._calls.get(timeout=within) if within else self._calls.get_nowait()
+        if self._signalled:
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def _warn(self) -> None:
         """Say at boot what will keep runs from moving."""
@@ -228,7 +242,7 @@ class Worker:
 
     def _watch(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for a stop. A worker whose claimer or lease thread died does nothing more of use: it ends."""
-        while not self._stopping.wait(1.0):
+        while not self._told_to_stop(within=1.0):
             dead = [thread.name for thread in threads if not thread.is_alive()]
             if dead or not self._keeper.is_alive():
                 logger.critical("the worker's threads died (%s), it stops", ", ".join(dead) or "leases")

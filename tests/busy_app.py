@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -66,8 +68,8 @@ def file(name: str) -> Path:
 
 
 def note(*words: object) -> None:
-    """Add a line to the journal: process, run, and the words. It is there even if the process dies right after."""
-    line = " ".join(map(str, (os.getpid(), current_run.run_id, *words)))
+    """Add a line to the journal: who, for which run, and the words. It is there even if the process dies right after."""
+    line = " ".join(map(str, (os.getpid(), threading.get_native_id(), current_run.run_id, *words)))
     journal = os.open(file("journal"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(journal, f"{line}\n".encode())
     os.close(journal)
@@ -77,7 +79,16 @@ def times_noted(words: str) -> int:
     """How often this run wrote that line."""
     lines = file("journal").read_text().splitlines()
 
-    return sum(line.split(" ", 2)[1:] == [current_run.run_id, words] for line in lines)
+    return sum(line.split(" ", 3)[2:] == [current_run.run_id, words] for line in lines)
+
+
+def held_at_gate() -> bool:
+    """Whether the run comes here for the first time: that execution goes on when the test says so, the others now."""
+    note("gate")
+    if times_noted("gate") > 1:
+        return False
+    await_file("release")
+    return True
 
 
 def await_file(name: str) -> None:
@@ -242,3 +253,91 @@ def everything(ctx: WorkflowContext, fails: bool = False) -> str:
     if fails:
         raise ValueError("so it ends")
     return plain("5")
+
+
+# Executions that are held right before a write, until the run is somebody else's ------------
+
+
+@workflows.step
+def gated() -> str:
+    return "first" if held_at_gate() else "second"
+
+
+@workflows.step(transactional=True)
+def gated_transaction() -> None:
+    write_effect("first" if held_at_gate() else "second")
+
+
+@workflows.step
+def gated_write() -> None:
+    write_effect("first" if held_at_gate() else "second")
+
+
+@workflows.step(retry=Retry(attempts=3, backoff=Retry.constant(1)))
+def gated_error() -> None:
+    if held_at_gate():
+        raise ConnectionError("to be retried")
+
+
+@workflows.step(retry=Retry(attempts=1))
+def gated_failure() -> None:
+    if held_at_gate():
+        raise ConnectionError("not to be retried")
+
+
+def gated_body() -> None:
+    held_at_gate()
+
+
+def gated_raise() -> None:
+    if held_at_gate():
+        raise ValueError("by the first")
+
+
+def held_result() -> None:
+    plain("held")
+    held_at_gate()
+
+
+def gated_start() -> None:
+    held_at_gate()
+    one.start()
+
+
+def gated_sleep() -> None:
+    try:
+        current_run.sleep(timedelta(seconds=1))
+    finally:
+        held_at_gate()
+
+
+def gated_cancel() -> None:
+    if not file(f"cancelled-{current_run.run_id}").exists():
+        file(f"cancelled-{current_run.run_id}").touch()
+        cancel_the_run()
+    try:
+        current_run.check_cancelled()
+    finally:
+        held_at_gate()
+
+
+#: What is about to be written when the execution is held.
+WRITES: dict[str, Callable[[], object]] = {
+    "a step": gated,
+    "a held result": held_result,
+    "a transactional step": gated_transaction,
+    "a step that wrote": gated_write,
+    "a sleep": gated_sleep,
+    "a back-off": gated_error,
+    "a failed step": gated_failure,
+    "a recorded start": gated_start,
+    "the end": gated_body,
+    "an error": gated_raise,
+    "a cancellation": gated_cancel,
+}
+
+
+@workflows.workflow
+def held(write: str) -> str:
+    WRITES[write]()
+    return plain("next")

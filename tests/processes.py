@@ -33,8 +33,17 @@ class Entry(NamedTuple):
     """A line of the journal."""
 
     pid: int
+    thread: int
     run: str
     words: str
+
+
+def read_journal(directory: Path) -> list[Entry]:
+    path = directory / "journal"
+    lines = path.read_text().splitlines() if path.exists() else []
+    split = (line.split(" ", 3) for line in lines)
+
+    return [Entry(int(pid), int(thread), run, words) for pid, thread, run, words in split]
 
 
 class Process:
@@ -116,10 +125,7 @@ class Fleet:
         (self.directory / name).touch()
 
     def journal(self) -> list[Entry]:
-        path = self.directory / "journal"
-        lines = path.read_text().splitlines() if path.exists() else []
-
-        return [Entry(int(pid), run, words) for pid, run, words in (line.split(" ", 2) for line in lines)]
+        return read_journal(self.directory)
 
     def logs(self) -> str:
         return "".join(process.log for process in self.processes)
@@ -146,6 +152,13 @@ def execute(app: Flask, statement: str, **parameters: object) -> None:
     """Do it to the database, behind everybody's back."""
     with app.app_context(), database_of(app).engine.begin() as connection:
         connection.execute(sa.text(statement), parameters)
+
+
+def snapshot(app: Flask) -> dict[str, list[tuple[Any, ...]]]:
+    """Everything that is stored of runs."""
+    ordered = {"workflow_runs": "id", "workflow_steps": "run_id, position", "effects": "id"}
+
+    return {table: rows(app, f"SELECT * FROM {table} ORDER BY {order}") for table, order in ordered.items()}
 
 
 def waiting(seconds: float, every: float = 0.05) -> Iterator[None]:

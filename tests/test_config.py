@@ -193,9 +193,7 @@ def test_url_prefix_loses_its_trailing_slash() -> None:
     assert read(url_prefix="/").url_prefix == "/"
 
 
-def test_unread_key_warns_with_the_nearest_name(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_unread_key_warns_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
     WorkflowsConfig.from_app_config({"WORKFLOWS_CONCURENCY": 8, "WORKFLOWS_ZZZ": 1, "WORKFLOW_X": 1, "DEBUG": True})
 
     assert caplog.record_tuples == [
@@ -204,9 +202,5 @@ def test_unread_key_warns_with_the_nearest_name(
             logging.WARNING,
             "nothing reads the configuration key WORKFLOWS_CONCURENCY; did you mean WORKFLOWS_CONCURRENCY?",
         ),
-        (
-            "flask_workflows",
-            logging.WARNING,
-            "nothing reads the configuration key WORKFLOWS_ZZZ",
-        ),
+        ("flask_workflows", logging.WARNING, "nothing reads the configuration key WORKFLOWS_ZZZ"),
     ]

@@ -158,7 +158,9 @@ def assert_recovers(app: Flask, clock: Clock, ends: set[str], log: str) -> None:
         assert busy_app.workflows.tick() == 0, log
         if not count_unfinished(app):
             break
-    runs = {run: (workflow, status) for run, workflow, status in rows(app, "SELECT id, workflow, status FROM workflow_runs")}
+    runs = {
+        run: (workflow, status) for run, workflow, status in rows(app, "SELECT id, workflow, status FROM workflow_runs")
+    }
     written = rows(app, "SELECT run, step FROM effects")
 
     children = [run for run, (workflow, _) in runs.items() if workflow == "one"]

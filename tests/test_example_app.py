@@ -491,7 +491,7 @@ def test_demo_ends_with_all_its_processes_on_ctrl_c(tmp_path: Path) -> None:
         seen = []
         for line in demo.stdout:
             seen.append(line)
-            if "serves all queues" in line:
+            if "workflows list" in line:
                 break
         demo.send_signal(signal.SIGINT)
         seen.append(demo.communicate(timeout=60)[0])

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from flask_workflows import phrases
+from flask_workflows.errors import StepFailed
 from flask_workflows.explain import Instant
 from flask_workflows.explain import Name
 from flask_workflows.explain import now_doing
@@ -364,11 +365,23 @@ def test_wait_without_a_limit_says_so() -> None:
     assert sentences(run)[0] == "Waiting for something outside."
 
 
-def test_step_that_executes_is_told_before_one_that_waits() -> None:
-    run = a_run(RunStatus.RUNNING, worker="w1", due_at=soon(20))
-    waiting = a_step("$wait:x", "waiting", kind="wait", position=1, due_at=soon(1))
+def test_only_steps_that_fit_the_status_are_told() -> None:
+    timer = a_step("$sleep", "sleeping", kind="sleep", position=1, due_at=ago(1))
+    left_open = a_step(status="running", position=2)
+    running = a_run(RunStatus.RUNNING, worker="w1", due_at=soon(20))
 
-    assert line(run, waiting, a_step()) == "step 4, render_pdf, on web-2:4411"
+    assert line(running, timer) == "on web-2:4411"
+    assert line(running, timer, a_step()) == "step 4, render_pdf, on web-2:4411"
+    assert line(a_run(RunStatus.SLEEPING, due_at=soon(40)), left_open, timer) == "wakes 17:13:40, in 40 s"
+    assert line(a_run(), left_open) == "next in mail, due 5 s ago"
+
+
+def test_of_several_steps_the_one_due_first_is_told() -> None:
+    run = a_run(RunStatus.WAITING, due_at=None)
+    later = a_step("$wait:b", "waiting", kind="wait", position=1, due_at=soon(9))
+    first = a_step("$wait:a", "waiting", kind="wait", position=2, due_at=soon(1))
+
+    assert line(run, later, first) == "event a"
 
 
 # Finished ----------------------------------------------------------------------------------
@@ -390,31 +403,39 @@ def test_failed_run_names_step_and_error() -> None:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (
-            RunError("app.CardDeclined", "no funds", step="charge", kind="business"),
-            [
-                "Failed at step charge: CardDeclined: no funds",
-                "The step declares this error, so it was not tried again.",
-            ],
-        ),
         (RunError("ValueError", "bad", kind="body"), ["Failed: ValueError: bad", "3 of 3 attempts used."]),
         (
-            RunError("WorkerLost", "worker lost at step 'charge'", kind="lost"),
-            ["Failed: WorkerLost: worker lost at step 'charge'", "It lost its worker 3 times since its last new step."],
+            RunError("WorkerLost", "worker lost at step 'charge': mend it", kind="lost"),
+            ["Failed: its worker was lost at each attempt.", "worker lost at step 'charge': mend it"],
         ),
         (
             RunError("NonDeterminismError", "call 2 was 'a' and is now 'b'", kind="nondeterminism"),
-            [
-                "The code no longer makes the calls that were recorded.",
-                "NonDeterminismError: call 2 was 'a' and is now 'b' Mend the code, then retry: what is stored is kept.",
-            ],
+            ["Failed: the code no longer makes the calls that were recorded.", "call 2 was 'a' and is now 'b'"],
         ),
+        (RunError("SetupError", "no code", kind="version"), ["Failed: SetupError: no code", ""]),
         (None, ["Failed; no error was stored.", ""]),
     ],
-    ids=["business", "body", "lost", "nondeterminism", "none"],
+    ids=["body", "lost", "nondeterminism", "version", "none"],
 )
 def test_each_kind_of_failure_has_its_words(error: RunError | None, expected: list[str]) -> None:
     assert sentences(a_run(RunStatus.FAILED, error=error, attempts=3, losses=3)) == expected
+
+
+def test_declared_error_was_not_tried_again() -> None:
+    error = RunError("app.CardDeclined", "no funds", kind="business")
+    failed = a_step("charge", "failed", error=error)
+
+    assert sentences(a_run(RunStatus.FAILED, error=replace(error, kind="step")), failed=failed) == [
+        "Failed at step 4, charge: CardDeclined: no funds",
+        "The step declares this error, so it was not tried again.",
+    ]
+
+
+def test_failed_step_is_told_by_its_own_error() -> None:
+    message = str(StepFailed("charge", 3, "refused", "requests.exceptions.ConnectionError"))
+    error = RunError("flask_workflows.errors.StepFailed", message, step="charge", kind="step")
+
+    assert line(a_run(RunStatus.FAILED, error=error)) == "charge. ConnectionError: refused"
 
 
 def test_long_message_is_cut_and_secrets_are_hidden() -> None:

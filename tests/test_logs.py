@@ -60,11 +60,7 @@ def test_records_carry_the_run_and_the_step_they_were_made_in(database_url: str,
         workflows.tick()
     logger.removeHandler(records)
 
-    assert records.labels == [
-        ("outside", "-", "-"),
-        ("in the body", run_id, "-"),
-        ("in the step", run_id, "pay"),
-    ]
+    assert records.labels == [("outside", "-", "-"), ("in the body", run_id, "-"), ("in the step", run_id, "pay")]
 
 
 def test_labels_a_record_has_already_are_kept() -> None:

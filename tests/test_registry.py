@@ -25,7 +25,6 @@ from flask import Flask
 from flask_workflows import current_run
 from flask_workflows import Handle
 from flask_workflows import NotRegistered
-from flask_workflows import Retry
 from flask_workflows import RunStatus
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
@@ -529,23 +528,3 @@ def test_an_argument_added_with_a_default_is_safe_for_runs_under_way(app: Flask)
 
         assert stored == {"number": 7}
         assert handle.run().output == "7 USD True"
-
-
-# Policies ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("policy", "named"),
-    [
-        (lambda: Retry(attempts=0), "attempts=0"),
-        (lambda: Retry(attempts=True), "attempts=True"),
-        (lambda: Retry(backoff=5), "backoff=5"),  # type: ignore[arg-type]
-        (lambda: Retry(jitter=1.5), "jitter=1.5"),
-        (lambda: Retry(jitter=float("nan")), "jitter=nan"),
-        (lambda: Retry(retry_on="OSError"), "retry_on"),  # type: ignore[arg-type]
-        (lambda: Retry(give_up_on=(OSError, 7)), "give_up_on"),  # type: ignore[arg-type]
-    ],
-)
-def test_a_retry_that_cannot_work_is_refused_where_it_is_written(policy: Callable[[], Retry], named: str) -> None:
-    with pytest.raises(DefinitionError, match=named):
-        policy()

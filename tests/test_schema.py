@@ -74,9 +74,7 @@ def test_missing_column_means_the_package_is_newer(engine: sa.Engine) -> None:
     )
 
 
-def test_column_that_inserts_must_fill_means_the_database_is_newer(
-    engine: sa.Engine,
-) -> None:
+def test_column_that_inserts_must_fill_means_the_database_is_newer(engine: sa.Engine) -> None:
     execute(engine, "ALTER TABLE workflow_runs RENAME COLUMN losses TO lost")
     execute(engine, "ALTER TABLE workflow_runs ADD COLUMN losses INTEGER")
 

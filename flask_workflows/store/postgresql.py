@@ -90,6 +90,25 @@ class PostgreSQL:
 
     holds_write_lock = None
 
+    def is_broken(self, connection: sa.Connection) -> bool:
+        """Whether a statement of the open transaction failed, so that it can only be rolled back."""
+        import psycopg
+
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
+
+    def may_commit(self, connection: sa.Connection) -> bool:
+        """Whether the open transaction has something to commit; where asking costs a round trip, it is taken to have.
+
+        A read-only one takes no record, and one with a snapshot of its own would find the run changed by each
+        renewal of its lease: if they wrote nothing, better none of them is used.
+        """
+        import psycopg
+
+        raw: Any = connection.connection.dbapi_connection
+        strict = raw.isolation_level not in (None, psycopg.IsolationLevel.READ_COMMITTED)
+        return self.holds_writes(connection) if raw.read_only or strict else True
+
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same statement may well succeed later, on this connection or a new one."""
         import psycopg

@@ -203,6 +203,12 @@ def read_steps(
     return tuple(_step(row, row["number"]) for row in rows), rows[0]["total"]
 
 
+def read_step_error(connection: sa.Connection, run_id: str, key: str) -> RunError | None:
+    """The whole error of one step, traceback included."""
+    text = connection.scalar(sa.select(steps.c.error).where(steps.c.run_id == run_id, steps.c.key == key))
+    return None if text is None else RunError.read(text)
+
+
 def count_steps(connection: sa.Connection, run_id: str) -> int:
     return connection.scalar(sa.select(sa.func.count()).where(steps.c.run_id == run_id)) or 0
 

@@ -122,8 +122,12 @@ class SQLite:
         # The app begins its transactions itself, also to read.
         return bool(raw.total_changes != connection.info.get(CHANGES_BEFORE))
 
-    #: The same question.
-    holds_write_lock = holds_writes
+    #: The same question, asked for other reasons.
+    holds_write_lock = may_commit = holds_writes
+
+    def is_broken(self, connection: sa.Connection) -> bool:
+        """Never: a statement that fails leaves the transaction as it was."""
+        return False
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and not any(

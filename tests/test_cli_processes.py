@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ class Shell:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
+        self.log = folder / "worker.log"
         (folder / "shop.py").write_text(SHOP)
         root = Path(__file__).parent.parent
         self.env = {
@@ -74,27 +76,36 @@ class Shell:
 
     @contextmanager
     def working(self, *args: str, until: str = " serves ", **env: str) -> Iterator[subprocess.Popen[str]]:
-        """A worker that has logged `until`, killed if it outlives the block."""
-        process = self.popen("work", *args, env=env)
+        """A worker that has logged `until`, killed if it outlives the block.
+
+        Its log goes to a file: a pipe that is read by lines first keeps what came in the same piece.
+        """
+        with self.log.open("w") as log:
+            process = self.popen("work", *args, stderr=log.fileno(), env=env)
+        deadline = time.monotonic() + 60
         try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                if until in line:
-                    break
+            while until not in self.log.read_text():
+                assert process.poll() is None, self.log.read_text()
+                assert time.monotonic() < deadline, self.log.read_text()
+                time.sleep(0.02)
             yield process
         finally:
             process.kill()
             process.communicate()
 
     def popen(
-        self, *args: str, stdout: int = subprocess.PIPE, env: Mapping[str, str] | None = None
+        self,
+        *args: str,
+        stdout: int = subprocess.PIPE,
+        stderr: int = subprocess.PIPE,
+        env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self._command(*args),
             cwd=self.folder,
             env={**self.env, **(env or {})},
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -168,7 +179,8 @@ def test_worker_executes_runs_until_it_is_told_to_stop(database_url: str, tmp_pa
         assert worker.stdout is not None
         assert worker.stdout.readline() == "napping\n"
         worker.terminate()
-        _, log = worker.communicate(timeout=30)
+        worker.communicate(timeout=30)
+        log = shell.log.read_text()
 
     assert worker.returncode == 0
     assert run_id in log
@@ -179,7 +191,8 @@ def test_worker_executes_runs_until_it_is_told_to_stop(database_url: str, tmp_pa
 def test_idle_worker_stops_on_an_interrupt(shell: Shell) -> None:
     with shell.working() as worker:
         worker.send_signal(signal.SIGINT)
-        _, log = worker.communicate(timeout=30)
+        worker.communicate(timeout=30)
+        log = shell.log.read_text()
 
     assert worker.returncode == 0
     assert "Traceback" not in log
@@ -212,7 +225,8 @@ def test_second_signal_ends_the_worker_at_once(shell: Shell) -> None:
         assert worker.stdout.readline() == "napping\n"
         worker.send_signal(signal.SIGTERM)
         worker.send_signal(signal.SIGINT)
-        _, log = worker.communicate(timeout=30)
+        worker.communicate(timeout=30)
+        log = shell.log.read_text()
 
     assert worker.returncode in (128 + signal.SIGINT, 128 + signal.SIGTERM)
     assert "second signal" in log
@@ -238,7 +252,8 @@ def test_worker_waits_for_a_silent_database_and_still_stops(tmp_path: Path) -> N
 
     with shell.working(SHOP_WITHOUT_TABLES="1", until="the database does not answer") as worker:
         worker.terminate()
-        _, log = worker.communicate(timeout=30)
+        worker.communicate(timeout=30)
+        log = shell.log.read_text()
 
     assert worker.returncode == 0
     assert "s3cret" not in log

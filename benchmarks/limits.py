@@ -304,6 +304,8 @@ def wake_latencies(database: Database, pauses: Iterable[float]) -> list[float]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer_notifications, args=(database.conninfo, theirs), daemon=True)
     process.start()
+    # Ours alone now: should the process die, receiving fails instead of waiting.
+    theirs.close()
     latencies = []
     try:
         assert ours.recv() == "listening"

@@ -333,10 +333,11 @@ class WorkflowContext:
         found = self._runtime.store.find_step(self.run_id, key)
         if found is None or found[0] != "completed":
             return False
+        asked = self._ticks()
         self._execution.look()
         if self._execution.interrupt is not None:
             raise self._execution.interrupt
-        self._execution.stored()
+        self._execution.stored(asked)
         return True
 
     def _fail(
@@ -398,16 +399,18 @@ class WorkflowContext:
     def _call(self, name: str, input: str | None = None) -> Call:
         """Take the next call of the body."""
         what = f"ctx.{name.lstrip('$').partition(':')[0]}()"
-        self._here(what)
         if self._step is not None:
             raise MisplacedCall(f"{what} was called inside the step {self._step!r}: call it in the workflow's body")
+        self._here(what)
         return self._execution.call(name, input)
 
     def _here(self, what: str) -> None:
         if get_ident() != self._execution.thread:
-            raise MisplacedCall(
-                f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
-                "differ from one execution to the next; call it in the workflow's own thread"
+            raise self._execution.diverge(
+                MisplacedCall(
+                    f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
+                    "differ from one execution to the next; call it in the workflow's own thread"
+                )
             )
 
     def _refuse_body_writes(self) -> None:

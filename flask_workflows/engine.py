@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from typing import NamedTuple
 from typing import TYPE_CHECKING
@@ -83,7 +84,9 @@ class Engine:
             self._runtime.sessions.remove()
             status = self._settle(execution, outcome)
             if status is not None:
-                self._tell(execution, outcome, status, worker)
+                # The run is settled, whatever a log handler of the app does about it.
+                with suppress(Exception):
+                    self._tell(execution, outcome, status, worker)
             return status
 
     # What became of it -----------------------------------------------------------------------
@@ -125,7 +128,7 @@ class Engine:
         if execution.divergence is not None:
             return self._raised(execution, execution.divergence)
         try:
-            execution.history.ended()
+            execution.history.ended(workflow.place)
             if self._runtime.sessions.holds_writes():
                 raise UncommittedBodyWrites(
                     f"the body of {workflow.name!r} wrote through db.session and returned without a commit: "
@@ -246,5 +249,5 @@ class _quiet_context:
     def __exit__(self, *error: object) -> None:
         try:
             self._context.pop()
-        except Exception:
+        except BaseException:
             logger.exception("a teardown function of the app failed after a run")

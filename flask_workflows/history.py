@@ -71,13 +71,14 @@ class History:
                 return step.key
         return self._stored[-1].key if self._stored else None
 
-    def ended(self) -> None:
-        """Check, when the body returns, that no recorded call is left over."""
+    def ended(self, place: str) -> None:
+        """Check, when the body at `place` returns, that no recorded call is left over."""
         if self._strict and self.replaying:
             left = self._stored[self._position]
             raise NonDeterminismError(
-                f"the body returned before call {left.position}, which was {left.key!r}; "
-                "put the code back as it was, then retry the run"
+                f"the body at {place} returned before call {left.position}, which was {left.key!r}. Code between steps "
+                "must decide the same on every execution: put it back as it was, or give the changed code a new "
+                "version, then retry the run"
             )
 
     def _diverged(self, what: str) -> None:

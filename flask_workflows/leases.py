@@ -1,13 +1,15 @@
-"""The thread that keeps what is executed here ours.
+"""The threads that keep what is executed here ours.
 
-It renews leases, whatever the executing threads are busy with, writes results held too long, and shows steps that run
-long. It lives as long as there is something to keep; a worker has one, and so has a `tick`.
+One renews leases, whatever the executing threads are busy with. The other writes results held too long, and shows steps
+that run long: a row that somebody locks may keep it waiting, which must cost no other run its lease. They live as long
+as there is something to keep; a worker has a pair, and so has a `tick`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from threading import Event
 from threading import Lock
 from threading import Thread
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flask_workflows")
 
+_RENEW_SECONDS = HOLD_MS / 1000
 _TEND_SECONDS = HOLD_MS / 2 / 1000
 
 
@@ -33,25 +36,30 @@ class LeaseKeeper:
         self._lock = Lock()
         self._work = Event()
         self._ending = False
-        self._thread = Thread(target=self._run, name="workflows-leases", daemon=True)
+        self._threads = [
+            Thread(target=self._run, args=(self._renew, _RENEW_SECONDS), name="workflows-leases", daemon=True),
+            Thread(target=self._run, args=(self._tend, _TEND_SECONDS), name="workflows-records", daemon=True),
+        ]
 
     def __enter__(self) -> LeaseKeeper:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """End the thread; leases run out by themselves."""
-        self._ending = True
-        self._work.set()
+        """End the threads; leases run out by themselves."""
+        with self._lock:
+            self._ending = True
+            self._work.set()
 
     def add(self, execution: Execution) -> None:
         with self._lock:
             self._live[execution.run.id] = execution
-        if not self._work.is_set():
-            self._work.set()
+            if not self._work.is_set():
+                self._work.set()
 
     def remove(self, execution: Execution) -> None:
         with self._lock:
@@ -63,38 +71,39 @@ class LeaseKeeper:
             return list(self._live.values())
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
+    def _run(self, keep: Callable[[list[Execution]], None], pause: float) -> None:
         while not self._ending:
             self._work.wait()
             try:
-                self._round()
+                keep(self._live_or_rest())
             except Exception as error:
-                # Whatever it is, the next round tries again: without this thread every lease would end.
-                self._store.complain("leases could not be renewed, trying again", error)
+                # Whatever it is, the next round tries again: without these threads every lease would end.
+                self._store.complain("leases and results could not be written, trying again", error)
                 time.sleep(0.2)
-            time.sleep(_TEND_SECONDS)
+            time.sleep(pause)
 
-    def _round(self) -> None:
-        executions = self.live()
-        if not executions:
-            self._work.clear()
-            if self._live:
-                self._work.set()
-            return
-        self._renew([execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)])
+    def _live_or_rest(self) -> list[Execution]:
+        with self._lock:
+            if not self._live and not self._ending:
+                self._work.clear()
+            return list(self._live.values())
+
+    def _tend(self, executions: list[Execution]) -> None:
         for execution in executions:
             execution.tend()
 
     def _renew(self, executions: list[Execution]) -> None:
+        executions = [execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)]
         if not executions:
             return
         by_id = {execution.run.id: execution for execution in executions}
         held = sorted((execution.run.id, execution.run.epoch) for execution in executions)
+        asked = self._store.ticks()
         renewed, lost = self._store.renew(held)
         for lease in renewed:
-            by_id[lease.id].heard(lease.cancel_requested_at is not None)
+            by_id[lease.id].heard(lease.cancel_requested_at is not None, asked)
         for run_id in lost:
             if by_id[run_id].ours():
                 logger.warning("the lease of run %s was lost: it is executed elsewhere, or was ended", run_id)

@@ -49,6 +49,11 @@ def check_label(value: object, what: str) -> str:
     return value
 
 
+def is_clean(text: str) -> bool:
+    """Whether the text has none of the characters that are refused in names, some of which no database can compare."""
+    return not _CONTROL.search(text)
+
+
 _sequence = count(randbits(11))
 
 

@@ -51,6 +51,8 @@ HEARTBEAT_SECONDS = 10.0
 SWEEP_SECONDS = 30.0
 #: Claimed ahead and not begun for this long, a run goes back.
 AHEAD_SECONDS = 1.0
+#: What the database gets for each part of a goodbye.
+GOODBYE_SECONDS = 5.0
 #: Runs are claimed ahead only while executions take less than this, on average.
 SHORT_MS = 50.0
 MOST_AHEAD = 64
@@ -256,19 +258,25 @@ class Worker:
             self._jobs.put(None)
         deadline = time.monotonic() + self._runtime.config.drain_secs
         helper = self._thread(self._hand_back_unbegun, "workflows-hand-back")
-        claimer.join(min(5.0, max(0.0, deadline - time.monotonic())))
+        # Even with no time to drain: a claim under way would leave runs that nobody executes.
+        claimer.join(GOODBYE_SECONDS)
         helper.start()
+        helper.join(GOODBYE_SECONDS)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.abandoned = any(thread.is_alive() for thread in threads)
         self._store.giving_up.set()
         goodbye = self._thread(self._say_goodbye, "workflows-goodbye")
         goodbye.start()
-        goodbye.join(5.0)
+        goodbye.join(GOODBYE_SECONDS)
 
     def _say_goodbye(self) -> None:
         try:
-            held = [(execution.run.id, execution.run.epoch) for execution in self._keeper.live()]
+            left = self._keeper.live()
+            for execution in left:
+                # Before they are anybody else's, so that none of them begins another step.
+                execution.lose()
+            held = [(execution.run.id, execution.run.epoch) for execution in left]
             if held:
                 logger.info("handing back %d runs that did not finish in time", len(held))
                 self._store.hand_back(held)
@@ -300,7 +308,8 @@ class Worker:
                     self._wake.set()
 
     def _execute(self, job: Job) -> None:
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self._store.ticks() - job.run.ticks > self._store.lease_ms / 2:
+            # It waited behind others for so long that it may be somebody else's soon, or by now.
             self._store.hand_back([(job.run.id, job.run.epoch)])
             return
         execution = self._engine.begin(job.run, job.stored)
@@ -329,16 +338,24 @@ class Worker:
                 pause = min(pause * 2, 2.0)
                 continue
             if not more:
-                self._wake.wait(self._runtime.config.poll_interval_ms / 1000)
+                self._wake.wait(self._patience())
+
+    def _patience(self) -> float:
+        """How long to wait for a wake-up: the heartbeat and what waits behind others allow less than a slow poll."""
+        longest = AHEAD_SECONDS if self._outstanding > self.concurrency else HEARTBEAT_SECONDS
+        return min(self._runtime.config.poll_interval_ms / 1000, longest)
 
     def _round(self) -> bool:
         """Claim what there is room for; true when there is more room and probably more to claim."""
         if self._strays:
+            # Counted first: while they are listed one may end and another begin, but none is added.
+            outstanding = self._outstanding
             known = [execution.run.id for execution in self._keeper.live()]
-            if self._outstanding == len(known):
+            if outstanding == len(known):
                 self._store.hand_back_strays(self.id, known)
                 self._strays = False
         self._keep_house()
+        self._return_unbegun()
         with self._count:
             outstanding = self._outstanding
             self._hungry_below = 0
@@ -365,7 +382,6 @@ class Worker:
         return len(batch) == free
 
     def _claim_ahead(self, outstanding: int) -> bool:
-        self._return_unbegun()
         room = self._room_ahead() - (outstanding - self.concurrency)
         if time.monotonic() - self._careful_at > self._runtime.config.poll_interval_ms / 1000:
             # Runs that lost a worker are only taken into free threads: let one become free.

@@ -285,10 +285,6 @@ def gated_failure() -> None:
         raise ConnectionError("not to be retried")
 
 
-def gated_body() -> None:
-    held_at_gate()
-
-
 def gated_raise() -> None:
     if held_at_gate():
         raise ValueError("by the first")
@@ -331,13 +327,28 @@ WRITES: dict[str, Callable[[], object]] = {
     "a back-off": gated_error,
     "a failed step": gated_failure,
     "a recorded start": gated_start,
-    "the end": gated_body,
+    "the end": held_at_gate,
     "an error": gated_raise,
     "a cancellation": gated_cancel,
 }
 
 
+@workflows.step
+def race() -> str:
+    note("race")
+    await_file("release")
+    return str(threading.get_native_id())
+
+
+@workflows.workflow
+def racing() -> str:
+    winner = race()
+    for number in range(1, 6):
+        plain(f"{number}")
+    return winner
+
+
 @workflows.workflow
 def held(write: str) -> str:
     WRITES[write]()
-    return plain("next")
+    return "" if write == "the end" else plain("next")

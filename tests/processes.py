@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,6 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 from flask import Flask
-
-from tests.apps import database_of
 
 T = TypeVar("T")
 
@@ -142,16 +141,31 @@ def eventually(condition: Callable[[], T], *, within: float = 15, every: float =
         time.sleep(every)
 
 
+@cache
+def _outside(url: str) -> sa.Engine:
+    return sa.create_engine(url, poolclass=sa.NullPool)
+
+
+def outsider(app: Flask) -> sa.Engine:
+    """An engine that shares nothing with the app but its database."""
+    return _outside(app.config["SQLALCHEMY_DATABASE_URI"])
+
+
 def rows(app: Flask, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
-    """What a query says, on a connection of its own."""
-    with app.app_context(), database_of(app).engine.connect() as connection:
+    """What a query says."""
+    with outsider(app).connect() as connection:
         return [tuple(row) for row in connection.execute(sa.text(statement), parameters)]
 
 
 def execute(app: Flask, statement: str, **parameters: object) -> None:
     """Do it to the database, behind everybody's back."""
-    with app.app_context(), database_of(app).engine.begin() as connection:
+    with outsider(app).begin() as connection:
         connection.execute(sa.text(statement), parameters)
+
+
+def unfinished(app: Flask) -> list[str]:
+    """The runs that have not come to their end."""
+    return [run for (run,) in rows(app, "SELECT id FROM workflow_runs WHERE finished_at IS NULL")]
 
 
 def snapshot(app: Flask) -> dict[str, list[tuple[Any, ...]]]:

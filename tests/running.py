@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime
 from datetime import timedelta
 from datetime import UTC
 from threading import Barrier
+from threading import Event
+from threading import Thread
 from typing import Any
 from typing import TypeVar
 
@@ -16,6 +20,7 @@ import sqlalchemy as sa
 from flask import current_app
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.engine import make_url
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.orm import Mapped
 from sqlalchemy.orm import mapped_column
@@ -105,3 +110,48 @@ def at_once(app: Flask, *calls: Callable[[], T]) -> list[T]:
 
     with ThreadPoolExecutor(len(calls)) as pool:
         return list(pool.map(make, calls))
+
+
+class Proxy:
+    """Stands between an app and its PostgreSQL server, and can stop passing anything on."""
+
+    def __init__(self, url: str) -> None:
+        server = make_url(url)
+        self._address = server.host or "127.0.0.1", server.port or 5432
+        self._flowing = Event()
+        self._flowing.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        host, port = self._listener.getsockname()
+        self.url = server.set(host=host, port=port).render_as_string(hide_password=False)
+        Thread(target=self._accept, daemon=True).start()
+
+    def stall(self) -> None:
+        """Leave every connection open, also new ones, and pass nothing on."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        self._flowing.set()
+
+    def close(self) -> None:
+        self._flowing.set()
+        for each in (self._listener, *self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._address)
+                self._sockets += [client, server]
+                Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+                Thread(target=self._pass_on, args=(server, client), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                self._flowing.wait()
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

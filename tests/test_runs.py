@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
+from typing import Any
 
 import pytest
 
 from flask_workflows.errors import InvalidCursor
+from flask_workflows.errors import InvalidInstant
 from flask_workflows.runs import Cursor
 from flask_workflows.runs import decode
 from flask_workflows.runs import NOT_LOADED
 from flask_workflows.runs import RunError
+from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
 from flask_workflows.runs import Step
 from flask_workflows.runs import Undecodable
@@ -97,6 +101,22 @@ def test_unreadable_error_is_still_an_error(stored: str) -> None:
 
 def test_error_with_odd_fields_is_read_as_text() -> None:
     assert RunError.read('{"type": 7, "message": ["a"]}') == RunError("7", "['a']")
+
+
+def test_query_takes_a_status_by_its_word() -> None:
+    status: Any = "completed"
+
+    assert RunQuery(status=status).status is RunStatus.COMPLETED
+
+
+def test_query_refuses_what_cannot_be_asked() -> None:
+    with pytest.raises(ValueError, match="limit=0"):
+        RunQuery(limit=0)
+    with pytest.raises(InvalidInstant, match="created_after"):
+        RunQuery(created_after=datetime(2026, 1, 1))  # noqa: DTZ001
+    status: Any = "nope"
+    with pytest.raises(ValueError, match="nope"):
+        RunQuery(status=status)
 
 
 def test_cursor_survives_its_text() -> None:

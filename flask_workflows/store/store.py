@@ -225,8 +225,9 @@ class Store:
             alone=int(alone),
             **scope.params,
         )
+        ticks = self.ticks()
         rows = self._once(lambda c: self.dialect.claim(c, scope.condition, params))
-        return [ClaimedRun(*row) for row in rows]
+        return [ClaimedRun(*row, ticks) for row in rows]
 
     def histories(self, run_ids: Sequence[str]) -> dict[str, list[StoredStep]]:
         """The recorded calls of each run, in order."""

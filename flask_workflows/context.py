@@ -350,16 +350,16 @@ class WorkflowContext:
     ) -> NoReturn:
         """Record the failed attempt; let the run sleep before the next, or raise what the step ends with."""
         self._runtime.sessions.remove()
-        if step.raises and isinstance(error, step.raises):
-            described = failures.business(error, step=running.key)
-            if described is not None:
-                self._end_failed(running, described, started)
-                rebuilt = failures.rebuild(described, step.raises) or error
-                raise self._recorded(rebuilt) from error
+        business = bool(step.raises) and isinstance(error, step.raises)
+        described = failures.business(error, step=running.key) if business else None
+        if described is not None:
+            self._end_failed(running, described, started)
+            raise self._recorded(failures.rebuild(described, step.raises) or error) from error
 
         refused = isinstance(error, ValueRefused | TransactionalRefused)
         described = failures.describe(error, "value" if refused else "step", step=running.key)
-        delay = None if refused else self._runtime.retry_of(step).delay_ms(error, running.attempts)
+        final = refused or business
+        delay = None if final else self._runtime.retry_of(step).delay_ms(error, running.attempts)
         if delay is None:
             self._end_failed(running, described, started)
             self._runtime.step_failed(self._run, running.key, described)

@@ -156,7 +156,7 @@ class Engine:
         if isinstance(interrupt, Cancelling):
             return Outcome(Change("cancelled", finished=True))
         if isinstance(interrupt, Broken):
-            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", interrupt.error)
+            self._runtime.store.complain("left to its lease", interrupt.error, run_id=execution.run.id)
         return NOTHING
 
     def _raised(self, execution: Execution, error: BaseException) -> Outcome:
@@ -186,7 +186,7 @@ class Engine:
         except LeaseGone:
             logger.info("run %s was taken over before its outcome could be stored", execution.run.id)
         except Exception as error:
-            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", error)
+            self._runtime.store.complain("left to its lease", error, run_id=execution.run.id)
         return None
 
     def _tell(self, execution: Execution, outcome: Outcome, status: str, worker: str) -> None:

@@ -8,7 +8,6 @@ as there is something to keep; a worker has a pair, and so has a `tick`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from threading import Event
 from threading import Lock
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flask_workflows")
 
+#: How long a thread may take to end.
+STOP_SECONDS = 1.0
 _RENEW_SECONDS = HOLD_MS / 1000
 _TEND_SECONDS = HOLD_MS / 2 / 1000
 
@@ -35,7 +36,7 @@ class LeaseKeeper:
         self._live: dict[str, Execution] = {}
         self._lock = Lock()
         self._work = Event()
-        self._ending = False
+        self._ending = Event()
         self._threads = [
             Thread(target=self._run, args=(self._renew, _RENEW_SECONDS), name="workflows-leases", daemon=True),
             Thread(target=self._run, args=(self._tend, _TEND_SECONDS), name="workflows-records", daemon=True),
@@ -50,10 +51,13 @@ class LeaseKeeper:
         self.stop()
 
     def stop(self) -> None:
-        """End the threads; leases run out by themselves."""
+        """End the threads, if the database lets them; leases run out by themselves."""
         with self._lock:
-            self._ending = True
+            self._ending.set()
             self._work.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(STOP_SECONDS)
 
     def add(self, execution: Execution) -> None:
         with self._lock:
@@ -74,19 +78,19 @@ class LeaseKeeper:
         return all(thread.is_alive() for thread in self._threads)
 
     def _run(self, keep: Callable[[list[Execution]], None], pause: float) -> None:
-        while not self._ending:
+        while not self._ending.is_set():
             self._work.wait()
             try:
                 keep(self._live_or_rest())
             except Exception as error:
                 # Whatever it is, the next round tries again: without these threads every lease would end.
                 self._store.complain("leases and results could not be written, trying again", error)
-                time.sleep(0.2)
-            time.sleep(pause)
+                self._ending.wait(0.2)
+            self._ending.wait(pause)
 
     def _live_or_rest(self) -> list[Execution]:
         with self._lock:
-            if not self._live and not self._ending:
+            if not self._live and not self._ending.is_set():
                 self._work.clear()
             return list(self._live.values())
 

@@ -101,6 +101,7 @@ class Worker:
         self._careful_at = 0.0
         self._beat_at = self._swept_at = float("-inf")
         self._strays = False
+        self._booted = False
         self._failed: BaseException | None = None
         #: Threads were still busy when `run` returned; their runs were handed back.
         self.abandoned = False
@@ -157,22 +158,34 @@ class Worker:
         return restore
 
     def _boot(self) -> bool:
-        """Wait for the database, check its schema; false when stopped before."""
-        pause = 0.1
-        while not self._told_to_stop():
-            try:
-                self._runtime.check_schema()
-                self._beat()
-                self._warn()
+        """Wait until the database answered, on a thread, as it may also fall silent; false when stopped before."""
+        self._thread(self._await_database, "workflows-boot").start()
+        while not self._told_to_stop(within=1.0):
+            if self._failed is not None:
+                raise self._failed
+            if self._booted:
                 return True
-            except Exception as error:
-                cause = getattr(error, "orig", None) or error.__cause__ or error
-                if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
-                    raise
-                self._store.complain("the database does not answer, waiting for it", error)
-            self._told_to_stop(within=pause)
-            pause = min(pause * 2, 2.0)
         return False
+
+    def _await_database(self) -> None:
+        pause = 0.1
+        try:
+            while not self._stopping.is_set() and not self._booted:
+                try:
+                    self._runtime.check_schema()
+                    self._beat()
+                    self._warn()
+                    self._booted = True
+                except Exception as error:
+                    cause = getattr(error, "orig", None) or error.__cause__ or error
+                    if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
+                        raise
+                    self._store.complain("the database does not answer, waiting for it", error)
+                    self._stopping.wait(pause)
+                    pause = min(pause * 2, 2.0)
+        except BaseException as error:
+            self._failed = error
+        self._calls.put(None)
 
     def _told_to_stop(self, *, within: float = 0.0) -> bool:
         """Whether to stop; the main thread waits here, and passes on what a signal handler left."""
@@ -212,6 +225,8 @@ class Worker:
         claimer = self._thread(self._claim_loop, "workflows-claimer")
         listener = self._listener()
         self._runtime.wakers.add(self._wake)
+        # An earlier worker of this process may have given up at its end.
+        self._store.giving_up.clear()
         try:
             self._keeper.__enter__()
             for thread in (*threads, claimer):
@@ -259,13 +274,16 @@ class Worker:
         deadline = time.monotonic() + self._runtime.config.drain_secs
         helper = self._thread(self._hand_back_unbegun, "workflows-hand-back")
         # Even with no time to drain: a claim under way would leave runs that nobody executes.
+        patience = time.monotonic() + GOODBYE_SECONDS
         claimer.join(GOODBYE_SECONDS)
         helper.start()
-        helper.join(GOODBYE_SECONDS)
+        helper.join(max(0.0, patience - time.monotonic()))
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.abandoned = any(thread.is_alive() for thread in threads)
-        self._store.giving_up.set()
+        if self._runtime.wakers <= {self._wake}:
+            # Otherwise another worker of this process still counts on it.
+            self._store.giving_up.set()
         goodbye = self._thread(self._say_goodbye, "workflows-goodbye")
         goodbye.start()
         goodbye.join(GOODBYE_SECONDS)

@@ -169,6 +169,13 @@ def caught(ctx: WorkflowContext) -> list[str]:
     return []
 
 
+def caught_and_raised(ctx: WorkflowContext) -> list[str]:
+    try:
+        return [c()]  # caught and raised
+    except Exception as error:
+        raise RuntimeError("something of the body's own") from error
+
+
 def caught_and_went_on(ctx: WorkflowContext) -> list[str]:
     for call in (c, d, c):
         try:
@@ -189,6 +196,7 @@ CHANGES: list[tuple[Callable[[WorkflowContext], list[str]], str]] = [
     (slept_not_at_all, "call 4 was '$sleep' and is now 'd'"),
     (returned_early, "returned before call 3, which was 'a#2'"),
     (caught, "call 1 was 'a' and is now 'c'"),
+    (caught_and_raised, "call 1 was 'a' and is now 'c'"),
     (caught_and_went_on, "call 1 was 'a' and is now 'c'"),
 ]
 

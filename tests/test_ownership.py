@@ -185,9 +185,7 @@ def test_b05_run_whose_input_cannot_be_read_strands_nobody_of_its_batch(busy: Fl
     assert "workflow 'one'" in found[0][1]
 
 
-def test_b06_run_whose_key_is_taken_by_a_newer_one_holds_up_no_other_take_over(
-    busy: Flask, busy_clock: Clock
-) -> None:
+def test_b06_run_whose_key_is_taken_by_a_newer_one_holds_up_no_other_take_over(busy: Flask, busy_clock: Clock) -> None:
     with busy.app_context():
         runs = [busy_app.one.using(key=f"{number}").spawn().id for number in range(5)]
         claim(busy, limit=5)
@@ -202,9 +200,7 @@ def test_b06_run_whose_key_is_taken_by_a_newer_one_holds_up_no_other_take_over(
         assert rows(busy, "SELECT DISTINCT status FROM workflow_runs") == [("completed",)]
 
 
-def test_b08_b147_runs_of_a_killed_worker_are_taken_over_whatever_became_of_its_row(
-    busy: Flask, fleet: Fleet
-) -> None:
+def test_b08_b147_runs_of_a_killed_worker_are_taken_over_whatever_became_of_its_row(busy: Flask, fleet: Fleet) -> None:
     with busy.app_context():
         runs = [busy_app.waiting_for.spawn("release").id for _ in range(2)]
     same_name = {"name": "pod-1", "concurrency": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -45,11 +46,22 @@ class PostgreSQL:
     @cache
     def sql(statement: str) -> str:
         """The statement as psycopg wants it."""
-        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("{now}", _NOW))
+        statement = statement.replace("{now}", _NOW).replace("{skip_locked}", "FOR NO KEY UPDATE SKIP LOCKED")
+        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement)
 
     def prepare(self, connection: Any) -> None:
         connection.autocommit = True
-        connection.prepare_threshold = 1
+        # Null where the app says so, because a pooler of transactions would mix the statements up.
+        if connection.prepare_threshold is not None:
+            connection.prepare_threshold = 1
+
+    def is_dead(self, connection: Any) -> bool:
+        """Whether the server ended this idle connection, without asking it: then there is something to read."""
+        if connection.closed:
+            return True
+        readable = select.poll()
+        readable.register(connection.fileno(), select.POLLIN)
+        return bool(readable.poll(0))
 
     @contextmanager
     def transaction(self, connection: Any) -> Iterator[None]:

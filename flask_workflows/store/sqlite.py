@@ -7,6 +7,7 @@ begins IMMEDIATE: a deferred one that reads before it writes can fail at once, w
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -41,11 +42,12 @@ class SQLite:
 
     def __init__(self) -> None:
         self._writing = RLock()
+        self._pid = os.getpid()
 
     @staticmethod
     @cache
     def sql(statement: str) -> str:
-        return statement.replace("{now}", _NOW)
+        return statement.replace("{now}", _NOW).replace("{skip_locked}", "")
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.isolation_level = None
@@ -53,8 +55,14 @@ class SQLite:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
 
+    def is_dead(self, connection: sqlite3.Connection) -> bool:
+        return False
+
     @contextmanager
     def transaction(self, connection: sqlite3.Connection) -> Iterator[None]:
+        if self._pid != os.getpid():
+            # A thread that is only in the parent may have held it at the fork.
+            self._writing, self._pid = RLock(), os.getpid()
         with self._writing:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -131,7 +139,7 @@ class SQLite:
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and not any(
-            word in str(error) for word in ("no such", "syntax error", "has no column")
+            word in str(error) for word in ("no such", "syntax error", "has no column", "unable to open")
         )
 
     def is_conflict(self, error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Event
 from typing import Any
 from typing import NamedTuple
@@ -88,10 +89,12 @@ class Store:
         self.lease_ms = lease_ms
         self.clock = clock
         self.dialect = _dialect(engine)
-        self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare)
+        self.connections = Connections(
+            engine, keep=2, prepare=self.dialect.prepare, is_dead=self.dialect.is_dead
+        )
         #: Set when waiting for the database to come back is to end.
         self.giving_up = Event()
-        self._complained_at = float("-inf")
+        self._complained_at: dict[str, float] = {}
 
     def close(self) -> None:
         self.connections.close()
@@ -127,12 +130,13 @@ class Store:
             self.giving_up.wait(pause)
             pause = min(pause * 2, 2.0)
 
-    def complain(self, what: str, error: BaseException) -> None:
-        """Log at most one line in ten seconds about the same kind of trouble."""
+    def complain(self, what: str, error: BaseException, *, run_id: str | None = None) -> None:
+        """Log at most one line in ten seconds about the same kind of trouble. Never raises, whatever handlers do."""
         now = time.monotonic()
-        if now - self._complained_at >= 10:
-            self._complained_at = now
-            logger.warning("%s: %s", what, _first_line(error))
+        if now - self._complained_at.get(what, float("-inf")) >= 10:
+            self._complained_at[what] = now
+            with suppress(Exception):
+                logger.warning("%s%s: %s", "" if run_id is None else f"run {run_id}: ", what, _first_line(error))
 
     def _execute(self, connection: Any) -> Execute:
         """One way to execute for raw connections and SQLAlchemy's, whose driver SQL is the same."""
@@ -227,7 +231,7 @@ class Store:
         )
         ticks = self.ticks()
         rows = self._once(lambda c: self.dialect.claim(c, scope.condition, params))
-        return [ClaimedRun(*row, ticks) for row in rows]
+        return [ClaimedRun._make((*row, ticks)) for row in rows]
 
     def histories(self, run_ids: Sequence[str]) -> dict[str, list[StoredStep]]:
         """The recorded calls of each run, in order."""
@@ -306,9 +310,17 @@ class Store:
 
     def record_start(self, run: ClaimedRun, new_run: NewRun, write: Callable[[str], StepWrite]) -> str:
         """Start a run from another one's body, and record the call with the id it got, in one transaction."""
+        look = self.dialect.sql(sql.LOOK)
+        tries = 0
 
         def operation(connection: Any) -> str:
-            holder = self.insert(connection, [new_run]).get(new_run.id, new_run.id)
+            nonlocal tries
+            tries += 1
+            if tries > 1 and self._execute(connection)(look, {"run_id": new_run.id}).fetchone() is not None:
+                # It was committed, only the reply was lost.
+                holder = new_run.id
+            else:
+                holder = self.insert(connection, [new_run]).get(new_run.id, new_run.id)
             params = self._params(run_id=run.id, epoch=run.epoch)
             fenced = self.dialect.record(self._execute(connection), params, [write(holder)], touch=True)
             if fenced is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from example_app.visitor import Visitor
 FLASK = ("-m", "flask", "--app", "example_app")
 
 #: Seconds that a process has to come up.
-BOOT = 30.0
+BOOT = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m example_app",
-        description="Run the whole course shop on this machine.",
+        prog="python -m example_app", description="Run the whole course shop on this machine."
     )
     parser.add_argument("--port", type=int, default=5080, help="of the web pages (default: 5080)")
     parser.add_argument(
@@ -58,13 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the database and the mails (default: instance/demo)",
     )
     parser.add_argument("--fresh", action="store_true", help="empty the directory first")
-    parser.add_argument(
-        "--day-seconds",
-        type=float,
-        default=2,
-        metavar="S",
-        help="how long a day lasts (default: 2)",
-    )
+    parser.add_argument("--day-seconds", type=float, default=2, metavar="S", help="how long a day lasts (default: 2)")
     parser.add_argument(
         "--check",
         action="store_true",
@@ -78,8 +72,7 @@ def _run(options: argparse.Namespace, directory: Path, *, port: int) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     url = f"http://{HOST}:{port}"
     settings = _settings(
-        directory,
-        check.SETTINGS if options.check else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)},
+        directory, check.SETTINGS if options.check else {"EXAMPLE_DAY_SECONDS": str(options.day_seconds)}
     )
     supervisor = Supervisor({**os.environ, **settings}, _say)
     try:
@@ -125,48 +118,30 @@ def _start(supervisor: Supervisor, visitor: Visitor, settings: dict[str, str], *
     supervisor.run("migrate", *FLASK, "db", "upgrade")
     supervisor.run("seed", *FLASK, "seed")
     supervisor.start(
-        "mail",
-        "-m",
-        "example_app.mail_sink",
-        f"--port={smtp_port}",
-        f"--mailbox={settings['EXAMPLE_MAILBOX']}",
+        "mail", "-m", "example_app.mail_sink", f"--port={smtp_port}", f"--mailbox={settings['EXAMPLE_MAILBOX']}"
     )
     supervisor.start(
-        "payments",
-        "-m",
-        "waitress",
-        f"--listen={HOST}:{payments_port}",
-        "--call",
-        "example_app.payments:create_app",
+        "payments", "-m", "waitress", f"--listen={HOST}:{payments_port}", "--call", "example_app.payments:create_app"
     )
-    supervisor.start(
-        "web",
-        "-m",
-        "waitress",
-        f"--listen={HOST}:{port}",
-        "--call",
-        "example_app:create_app",
-    )
+    supervisor.start("web", "-m", "waitress", f"--listen={HOST}:{port}", "--call", "example_app:create_app")
     supervisor.wait_until(lambda: listens(smtp_port), "The SMTP server's start", timeout=BOOT)
     supervisor.wait_until(lambda: listens(payments_port), "The payment service's start", timeout=BOOT)
     supervisor.wait_until(visitor.is_served, "The web pages' start", timeout=BOOT)
-    supervisor.start("worker", *FLASK, "workflows", "work", restart=True)
+    supervisor.start("worker", *FLASK, "workflows", "work", restart=True, ready="serves all queues")
+    supervisor.wait_until(lambda: supervisor.is_ready("worker"), "The worker's start", timeout=BOOT)
 
 
 def _invite(visitor: Visitor) -> None:
     """Sign up the first learners, so that there is something to see."""
-    for name, card in {
-        "Ada": "tok_4242",
-        "Grace": "tok_0503",
-        "Edsger": "tok_0002",
-    }.items():
+    for name, card in {"Ada": "tok_4242", "Grace": "tok_0503", "Edsger": "tok_0002"}.items():
         learner_id = visitor.sign_up(name, card)
         if learner_id is not None:
             visitor.renew(learner_id)
 
 
 def _guide(url: str, day: float, worker: int, settings: dict[str, str]) -> str:
-    database = settings["FLASK_SQLALCHEMY_DATABASE_URI"]
+    database = shlex.quote(settings["FLASK_SQLALCHEMY_DATABASE_URI"])
+    python = shlex.quote(sys.executable)
     return f"""
 The course shop is open. A day lasts {day:g} s here; Ctrl-C ends everything.
 
@@ -177,15 +152,16 @@ The course shop is open. A day lasts {day:g} s here; Ctrl-C ends everything.
 Ada, Grace and Edsger have signed up and are renewing. What to try:
 
   1. Sign up, and reload your page. A welcome mail comes at once, a nudge after a week
-     ({7 * day:g} s) unless you press "Finish" on your course, and two reminders of the trial's
-     end, the second when it is there ({14 * day:g} s).
-  2. Renew with different cards: Grace's fails twice and is charged once, Edsger's is declined.
+     ({7 * day:g} s) unless you press "Finish" on your course, a reminder three days before the
+     trial ends ({11 * day:g} s) and one when it has ({14 * day:g} s).
+  2. Renew. Grace's card fails twice, and she is charged once; Edsger's is declined.
   3. Kill the worker now:  kill -9 {worker}
-     It is started again, says so here, and takes up within 5 s what the dead one was at.
-  4. Press Ctrl-C, wait, and start again: what was asleep wakes up as if nothing had been.
-  5. See the runs from another shell:
+     It is started again and says so here; within 5 s it takes up what the dead one was at.
+     Do it while card 2000 renews, which takes 5 s: there is one charge, and one receipt.
+  4. Press Ctrl-C, wait, and start again: what should have woken meanwhile does so at once.
+  5. Look at the runs from another shell:
      FLASK_SQLALCHEMY_DATABASE_URI={database} \\
-       {Path(sys.executable)} {" ".join(FLASK)} workflows list
+       {python} {" ".join(FLASK)} workflows list
 """
 
 

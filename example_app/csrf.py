@@ -36,7 +36,4 @@ def protect() -> None:
     expected = session.get(FIELD, "")
     sent = request.form.get(FIELD, "")
     if not expected or not hmac.compare_digest(expected.encode(), sent.encode()):
-        abort(
-            400,
-            "This form is out of date. Go back, load the page again and send it once more.",
-        )
+        abort(400, "This form is out of date. Go back, load the page again and send it once more.")

@@ -29,11 +29,7 @@ CARDS = {
     "tok_0500": "0500: fails every time",
 }
 
-COURSES = {
-    "Sourdough from scratch": 12,
-    "Small-boat sailing": 9,
-    "Reading the night sky": 7,
-}
+COURSES = {"Sourdough from scratch": 12, "Small-boat sailing": 9, "Reading the night sky": 7}
 
 
 class EmailTaken(Exception):

@@ -43,8 +43,11 @@ class _Child:
     name: str
     command: Sequence[str]
     restart: bool
+    ready_words: str | None
     process: subprocess.Popen[str]
     reader: threading.Thread
+    #: Set once it has printed a line with the words that say so.
+    ready: threading.Event
     started_at: float = field(default_factory=time.monotonic)
     short_lives: int = 0
 
@@ -72,14 +75,18 @@ class Supervisor:
         if child.process.returncode != 0:
             raise ProcessDied(f"{name} {_how_it_ended(child.process)}")
 
-    def start(self, name: str, *arguments: str, restart: bool = False) -> int:
-        """Start a Python command that goes on until `stop()`, and return its process id."""
-        child = self._spawn(name, arguments, restart=restart)
-        self._children.append(child)
-        return child.process.pid
+    def start(self, name: str, *arguments: str, restart: bool = False, ready: str | None = None) -> None:
+        """Start a Python command that goes on until `stop()`; it is ready when it prints a line with those words."""
+        self._children.append(self._spawn(name, arguments, restart=restart, ready_words=ready))
 
     def pid(self, name: str) -> int:
-        return next(child.process.pid for child in self._children if child.name == name)
+        return self._child(name).process.pid
+
+    def is_ready(self, name: str) -> bool:
+        return self._child(name).ready.is_set()
+
+    def _child(self, name: str) -> _Child:
+        return next(child for child in self._children if child.name == name)
 
     def look(self) -> None:
         """Start again what died and may be; raise if anything else did, or a signal came."""
@@ -94,7 +101,7 @@ class Supervisor:
                 raise ProcessDied(how)
 
             child.reader.join(1)
-            again = self._spawn(child.name, child.command, restart=True)
+            again = self._spawn(child.name, child.command, restart=True, ready_words=child.ready_words)
             again.short_lives = short_lives
             self._children[index] = again
             self._say(f"{how}. It was started again as process {again.process.pid}.")
@@ -122,7 +129,7 @@ class Supervisor:
             self._end(child)
         self._children.clear()
 
-    def _spawn(self, name: str, arguments: Sequence[str], *, restart: bool) -> _Child:
+    def _spawn(self, name: str, arguments: Sequence[str], *, restart: bool, ready_words: str | None = None) -> _Child:
         process = subprocess.Popen(
             [sys.executable, *arguments],
             cwd=ROOT,
@@ -136,15 +143,21 @@ class Supervisor:
             # SIGTERM would be its second signal, at which it leaves without draining.
             start_new_session=True,
         )
-        reader = threading.Thread(target=self._relay, args=(name, process), daemon=True)
+        ready = threading.Event()
+        relayed = (name, process, ready_words, ready)
+        reader = threading.Thread(target=self._relay, args=relayed, daemon=True)
         reader.start()
-        return _Child(name, arguments, restart, process, reader)
+        return _Child(name, arguments, restart, ready_words, process, reader, ready)
 
-    def _relay(self, name: str, process: subprocess.Popen[str]) -> None:
+    def _relay(
+        self, name: str, process: subprocess.Popen[str], ready_words: str | None, ready: threading.Event
+    ) -> None:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
                 print(f"{name:>8} | {line.rstrip()}", flush=True)
+                if ready_words is not None and ready_words in line:
+                    ready.set()
 
     def _end(self, child: _Child) -> None:
         child.process.terminate()

@@ -91,10 +91,7 @@ def account_owner(account_id: int) -> int:
     return db.session.get_one(Account, account_id).learner_id
 
 
-@workflows.step(
-    retry=Retry(attempts=5, backoff=Retry.exponential(MINUTE, max=60 * MINUTE)),
-    raises=(CardDeclined,),
-)
+@workflows.step(retry=Retry(attempts=5, backoff=Retry.exponential(MINUTE, max=60 * MINUTE)), raises=(CardDeclined,))
 def charge(account_id: int) -> Receipt:
     account = db.session.get_one(Account, account_id)
     # One key for all tries of this step: the service charges once, whatever is lost on the way.

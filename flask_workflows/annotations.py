@@ -231,7 +231,7 @@ class _Builder:
         if origin is typing.Literal:
             return self.literal(args)
         if origin is typing.Union or origin is types.UnionType:
-            return codecs.union(_written(annotation), self.arms(args))
+            return codecs.union(self.arms(args))
         if _class_of(annotation) in _CONTAINERS:
             return self.container(annotation, args)
         if type(_class_of(annotation)).__name__ == "TypeAliasType":

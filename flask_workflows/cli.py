@@ -17,11 +17,15 @@ from typing import Any
 
 import click
 import sqlalchemy as sa
+from click.core import ParameterSource
 from flask.cli import AppGroup
 from flask.cli import ScriptInfo
 
+from flask_workflows import phrases
 from flask_workflows import revisions
 from flask_workflows import terminal
+from flask_workflows.durations import from_ms
+from flask_workflows.errors import InvalidName
 from flask_workflows.errors import KeyBusy
 from flask_workflows.errors import KeyTaken
 from flask_workflows.errors import NotRegistered
@@ -30,30 +34,49 @@ from flask_workflows.errors import RunFinished
 from flask_workflows.errors import RunNotFailed
 from flask_workflows.errors import RunNotFound
 from flask_workflows.errors import RunNotSleeping
+from flask_workflows.errors import SchemaError
+from flask_workflows.errors import SetupError
 from flask_workflows.errors import UndecodableValue
 from flask_workflows.errors import WorkflowsError
+from flask_workflows.explain import Surroundings
 from flask_workflows.logs import configure_worker_logging
+from flask_workflows.names import check_label
+from flask_workflows.records import details_record
+from flask_workflows.records import record
 from flask_workflows.runs import Run
 from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
 from flask_workflows.runtime import current_runtime
 from flask_workflows.runtime import Runtime
+from flask_workflows.store.reading import count_ahead
+from flask_workflows.store.reading import live_workers
+from flask_workflows.store.reading import read_open_steps
+from flask_workflows.store.reading import reading
 
 logger = logging.getLogger("flask_workflows")
 
-_NOT_FOUND = (RunNotFound, NotRegistered)
-_CONFLICT = (RunFinished, RunNotFailed, RunNotSleeping, RunChanged, KeyTaken, KeyBusy)
-
 
 class _Refused(click.ClickException):
-    """An error made on purpose, as one line and the exit code of its kind."""
+    """An error made on purpose: one line, and the exit code of its kind."""
 
-    def __init__(self, error: WorkflowsError) -> None:
-        super().__init__(" ".join(str(error).split()))
-        if isinstance(error, _NOT_FOUND):
-            self.exit_code = 3
-        elif isinstance(error, _CONFLICT):
-            self.exit_code = 4
+
+class _NotFound(_Refused):
+    exit_code = 3
+
+
+class _Conflict(_Refused):
+    exit_code = 4
+
+
+def _refusal(error: WorkflowsError) -> _Refused:
+    line = " ".join(str(error).split())
+    match error:
+        case RunNotFound() | NotRegistered():
+            return _NotFound(line)
+        case RunFinished() | RunNotFailed() | RunNotSleeping() | RunChanged() | KeyTaken() | KeyBusy():
+            return _Conflict(line)
+        case _:
+            return _Refused(line)
 
 
 class _Workflows(AppGroup):
@@ -61,25 +84,27 @@ class _Workflows(AppGroup):
         try:
             return super().invoke(ctx)
         except WorkflowsError as error:
-            raise _Refused(error) from error
+            raise _refusal(error) from error
         except Exception as error:
             fault = _fault_of_database(ctx, error)
             if fault is None:
                 raise
-            raise _Refused(fault) from error
+            raise _refusal(fault) from error
 
 
-def _fault_of_database(ctx: click.Context, error: Exception) -> WorkflowsError | None:
+def _fault_of_database(ctx: click.Context, error: Exception) -> SchemaError | None:
     """What is wrong with the database, if that explains the error of a driver."""
     with ctx.ensure_object(ScriptInfo).load_app().app_context():
         runtime = current_runtime()
-        driver = runtime.engine.dialect.loaded_dbapi
-        if not isinstance(error, sa.exc.DBAPIError | driver.Error):
-            return None
         try:
-            runtime.check_schema()
-        except WorkflowsError as fault:
+            driver = runtime.engine.dialect.loaded_dbapi
+            if isinstance(error, sa.exc.DBAPIError | driver.Error):
+                runtime.check_schema()
+        except SchemaError as fault:
             return fault
+        except SetupError:
+            # Without a database there is no schema to blame.
+            return None
     return None
 
 
@@ -95,6 +120,20 @@ def workflows_group() -> None:
 workflows_group.name = "workflows"
 
 
+def _label(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Refuse text that could not be the name of anything, before a database driver stumbles over it."""
+    try:
+        for text in value if isinstance(value, tuple) else (value,):
+            if text is not None:
+                check_label(text, "value")
+    except InvalidName as error:
+        raise click.BadParameter(str(error)) from error
+    return value
+
+
+_run_id = click.argument("run_id", metavar="ID", callback=_label)
+
+
 # Executing ---------------------------------------------------------------------------------
 
 
@@ -102,8 +141,14 @@ workflows_group.name = "workflows"
 @click.option(
     "--concurrency", type=click.IntRange(1, 512), help="Runs executed at once; WORKFLOWS_CONCURRENCY by default."
 )
-@click.option("--queue", "queues", multiple=True, help="Serve this queue; may be repeated. All queues by default.")
-@click.option("--name", help="What the worker is called; host and process by default.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    callback=_label,
+    help="Serve this queue; may be repeated. All queues by default.",
+)
+@click.option("--name", callback=_label, help="What the worker is called; host and process by default.")
 def work(concurrency: int | None, queues: tuple[str, ...], name: str | None) -> None:
     """Execute runs until SIGTERM or SIGINT.
 
@@ -111,8 +156,8 @@ def work(concurrency: int | None, queues: tuple[str, ...], name: str | None) -> 
     and the exit code is 0. A second signal ends at once, with 128 and its number.
     """
     with _ending_quietly():
+        configure_worker_logging(current_runtime().app)
         runtime = _importing_runtime()
-        configure_worker_logging(runtime.app)
         _warn_of_unknown_queues(runtime, queues)
         worker = runtime.workflows.worker(concurrency=concurrency, queues=queues, name=name)
         code = worker.run()
@@ -159,39 +204,43 @@ def tick() -> None:
 
 
 @workflows_group.command("list")
-@click.option("--workflow", help="Only runs of this workflow.")
+@click.option("--workflow", callback=_label, help="Only runs of this workflow.")
 @click.option("--status", type=click.Choice([status.value for status in RunStatus]))
-@click.option("--workspace", help="Only runs of this workspace.")
-@click.option("--queue", help="Only runs in this queue.")
-@click.option("--key", help="Only runs started with this key.")
+@click.option("--workspace", callback=_label, help="Only runs of this workspace.")
+@click.option("--queue", callback=_label, help="Only runs in this queue.")
+@click.option("--key", callback=_label, help="Only runs started with this key.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True)
 @click.option("--cursor", help="Go on where the last list ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--registered", is_flag=True, help="List the app's workflows instead of runs.")
-@click.pass_context
-def list_(ctx: click.Context, as_json: bool, registered: bool, **filters: Any) -> None:
+def list_(as_json: bool, registered: bool, **filters: Any) -> None:
     """List runs, the newest first. Times are in UTC."""
     if registered:
-        _refuse_filters(ctx, filters)
+        _refuse_filters(filters)
         _list_registered(as_json)
         return
 
     status = filters.pop("status")
     query = RunQuery(status=status and RunStatus(status), **filters)
-    page = current_runtime().workflows.page(query)
+    runtime = current_runtime()
+    page = runtime.workflows.page(query)
     if as_json:
-        _print_json({"runs": [_run(run) for run in page.runs], "older": page.older})
+        _print_json({"runs": [record(run) for run in page.runs], "older": page.older})
         return
 
+    around = _surroundings(runtime)
+    with reading(runtime.engine) as connection:
+        open_steps = read_open_steps(connection, [run.id for run in page.runs if not run.finished])
     for run in page.runs:
-        click.echo(terminal.run_line(run))
+        click.echo(terminal.run_line(run, open_steps.get(run.id, ()), around))
     if page.older is not None:
         click.echo(f"more with --cursor {page.older}", err=True)
 
 
-def _refuse_filters(ctx: click.Context, filters: dict[str, Any]) -> None:
+def _refuse_filters(filters: dict[str, Any]) -> None:
+    context = click.get_current_context()
     for name in filters:
-        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--{name} is for runs, not with --registered")
 
 
@@ -219,16 +268,17 @@ def _list_registered(as_json: bool) -> None:
 
 
 @workflows_group.command()
-@click.argument("run_id", metavar="ID")
+@_run_id
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(run_id: str, as_json: bool) -> None:
     """Show a run with its steps. What looks like a secret is hidden."""
-    details = current_runtime().workflows.details(run_id)
+    runtime = current_runtime()
+    details = runtime.workflows.details(run_id)
     if as_json:
-        _print_json(records.details(details))
+        _print_json(details_record(details))
         return
 
-    for line in terminal.run_lines(details):
+    for line in terminal.run_lines(details, _surroundings(runtime, details.run)):
         click.echo(line)
 
 
@@ -248,7 +298,7 @@ def _read_input(ctx: click.Context, parameter: click.Parameter, value: str) -> s
     """The text itself, a file's after `@`, or what comes in for `-`."""
     try:
         if value == "-":
-            return click.get_text_stream("stdin", encoding="utf-8").read()
+            return sys.stdin.buffer.read().decode()
         if value.startswith("@"):
             return Path(value[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -256,18 +306,14 @@ def _read_input(ctx: click.Context, parameter: click.Parameter, value: str) -> s
     return value
 
 
-class _Duration(click.ParamType):
-    name = "duration"
-
-    def convert(self, value: Any, *_: Any) -> timedelta:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|d)?", value, re.ASCII)
-        if found is None:
-            self.fail(f"{value!r} is no duration: write seconds, or 10m, 12h, 7d")
-        seconds = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2] or "s"]
-        try:
-            return timedelta(seconds=float(found[1]) * seconds)
-        except OverflowError:
-            self.fail(f"{value!r} is too long")
+def _read_delay(ctx: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)?", value, re.ASCII)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no duration; write seconds, or 10m, 12h, 7d")
+    seconds = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2] or "s"]
+    return timedelta(seconds=float(found[1]) * seconds)
 
 
 @workflows_group.command()
@@ -280,9 +326,9 @@ class _Duration(click.ParamType):
     metavar="JSON|@FILE|-",
     help="The arguments by name, as a JSON object; @FILE reads a file, - standard input.",
 )
-@click.option("--key", help="While an unfinished run has the key, start no other.")
-@click.option("--workspace", help="The workspace the run belongs to.")
-@click.option("--delay", type=_Duration(), help="Begin later: seconds, or 10m, 12h, 7d.")
+@click.option("--key", callback=_label, help="While an unfinished run has the key, start no other.")
+@click.option("--workspace", callback=_label, help="The workspace the run belongs to.")
+@click.option("--delay", callback=_read_delay, help="Begin later: in seconds, or 10m, 12h, 7d.")
 def start(name: str, text: str, key: str | None, workspace: str | None, delay: timedelta | None) -> None:
     """Start a run of the workflow NAME and print its id."""
     workflow = _importing_runtime().registry.latest(name)
@@ -299,21 +345,21 @@ def start(name: str, text: str, key: str | None, workspace: str | None, delay: t
 
 
 @workflows_group.command()
-@click.argument("run_id", metavar="ID")
+@_run_id
 def cancel(run_id: str) -> None:
     """Cancel a run, at once or before its next step."""
     _print_run(current_runtime().workflows.cancel(run_id))
 
 
 @workflows_group.command()
-@click.argument("run_id", metavar="ID")
+@_run_id
 def retry(run_id: str) -> None:
     """Run a failed or cancelled run again from where it stopped."""
     _print_run(_importing_runtime().workflows.retry(run_id))
 
 
 @workflows_group.command()
-@click.argument("run_id", metavar="ID")
+@_run_id
 def wake(run_id: str) -> None:
     """End a run's sleep now."""
     _print_run(_importing_runtime().workflows.wake(run_id))
@@ -327,12 +373,12 @@ def _print_run(run: Run) -> None:
 @click.option(
     "--older-than",
     "days",
-    type=click.FloatRange(0, 36_500),
+    type=click.IntRange(0, 36_500),
     metavar="DAYS",
     help="Age from which runs go; WORKFLOWS_PRUNE_AFTER_DAYS by default.",
 )
 @click.option("--dry-run", is_flag=True, help="Count them, and delete nothing.")
-def prune(days: float | None, dry_run: bool) -> None:
+def prune(days: int | None, dry_run: bool) -> None:
     """Delete finished runs and their steps."""
     runtime = current_runtime()
     if days is None and runtime.config.prune_after_days == 0:
@@ -362,6 +408,18 @@ def _importing_runtime() -> Runtime:
     runtime = current_runtime()
     runtime.import_modules()
     return runtime
+
+
+def _surroundings(runtime: Runtime, run: Run | None = None) -> Surroundings:
+    """What is known beside the runs. What the code can execute is not: not every module was imported."""
+    now = from_ms(runtime.store.now())
+    with reading(runtime.engine) as connection:
+        return Surroundings(
+            now=now,
+            workers=live_workers(connection, now),
+            keep_days=runtime.config.prune_after_days,
+            ahead=count_ahead(connection, run) if run is not None and run.status is RunStatus.PENDING else None,
+        )
 
 
 def _print_json(value: object) -> None:

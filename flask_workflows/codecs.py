@@ -432,7 +432,8 @@ def _each_key(keys: Iterable[Any], function: Callable[[Any], Any]) -> list[Any]:
 # Unions ------------------------------------------------------------------------------
 
 
-def union(name: str, arms: list[Codec]) -> Codec:
+def union(arms: list[Codec]) -> Codec:
+    name = " | ".join(arm.name for arm in arms)
     for position, arm in enumerate(arms):
         for other in arms[:position]:
             _refuse_overlap(name, other, arm)

@@ -305,8 +305,9 @@ class WorkflowContext:
         """Record that a wait timed out, or find the event that came first."""
         events = self._runtime.events
         self._execution.may_start()
+        asked = self._ticks()
         output, _ = self._execution.write(lambda run_id, epoch: events.expire(run_id, epoch, key))
-        self._execution.stored()
+        self._execution.stored(asked)
         return output
 
     def start_run(self, new_run: NewRun) -> tuple[str, bool]:
@@ -349,7 +350,7 @@ class WorkflowContext:
         def write(output: str) -> StepWrite:
             return StepWrite(call.key, call.position, kind, "completed", input, output, finished_ago=0)
 
-        output = self._execution.record_effect(effect, write)
+        output = self._execution.record_effect(call.key, effect, write)
         self._runtime.announce()
         return output
 
@@ -460,7 +461,7 @@ class WorkflowContext:
 
     def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
         """Commit the session's writes with the record, or hold the record where there are none."""
-        if not self._runtime.sessions.may_commit():
+        if not self._runtime.sessions.may_commit(transactional=step.transactional):
             self._hold(write, started)
             return
         sessions = self._runtime.sessions
@@ -484,10 +485,11 @@ class WorkflowContext:
         found = self._runtime.store.find_step(self.run_id, key)
         if found is None or found[0] != "completed":
             return False
+        asked = self._ticks()
         self._execution.look()
         if self._execution.interrupt is not None:
             raise self._execution.interrupt
-        self._execution.stored()
+        self._execution.stored(asked)
         return True
 
     def _fail(
@@ -500,16 +502,16 @@ class WorkflowContext:
     ) -> NoReturn:
         """Record the failed attempt; let the run sleep before the next, or raise what the step ends with."""
         self._runtime.sessions.remove()
-        if step.raises and isinstance(error, step.raises):
-            described = failures.business(error, step=running.key)
-            if described is not None:
-                self._end_failed(running, described, started)
-                rebuilt = failures.rebuild(described, step.raises) or error
-                raise self._recorded(rebuilt) from error
+        business = bool(step.raises) and isinstance(error, step.raises)
+        described = failures.business(error, step=running.key) if business else None
+        if described is not None:
+            self._end_failed(running, described, started)
+            raise self._recorded(failures.rebuild(described, step.raises) or error) from error
 
         refused = isinstance(error, ValueRefused | TransactionalRefused)
         described = failures.describe(error, "value" if refused else "step", step=running.key)
-        delay = None if refused else self._runtime.retry_of(step).delay_ms(error, running.attempts)
+        final = refused or business
+        delay = None if final else self._runtime.retry_of(step).delay_ms(error, running.attempts)
         if delay is None:
             self._end_failed(running, described, started)
             self._runtime.step_failed(self._run, running.key, described)
@@ -549,16 +551,18 @@ class WorkflowContext:
     def _call(self, name: str, input: str | None = None) -> Call:
         """Take the next call of the body."""
         what = f"{_METHODS.get(name.partition(':')[0], name.lstrip('$'))}()"
-        self._here(what)
         if self._step is not None:
             raise MisplacedCall(f"{what} was called inside the step {self._step!r}: call it in the workflow's body")
+        self._here(what)
         return self._execution.call(_shortened(name), input)
 
     def _here(self, what: str) -> None:
         if get_ident() != self._execution.thread:
-            raise MisplacedCall(
-                f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
-                "differ from one execution to the next; call it in the workflow's own thread"
+            raise self._execution.diverge(
+                MisplacedCall(
+                    f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
+                    "differ from one execution to the next; call it in the workflow's own thread"
+                )
             )
 
     def _refuse_body_writes(self) -> None:

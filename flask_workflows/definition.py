@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace
 from datetime import timedelta
+from types import CellType
 from typing import Any
 from typing import Generic
 from typing import ParamSpec
@@ -41,13 +42,33 @@ def place_of(function: Callable[..., Any]) -> str:
 
 def same_function(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """The same code at the same place, seen twice: a reload, or one module under two names."""
-    return place_of(one) == place_of(other) and one.__qualname__ == other.__qualname__
+    return one is other or _identity(one) == _identity(other)
+
+
+def _identity(function: Callable[..., Any]) -> tuple[object, ...]:
+    """Where a function is from; what it closes over tells two apart that one decorator made without wrapping them."""
+    cells = getattr(function, "__closure__", None) or ()
+    closed_over = [place_of(cell.cell_contents) for cell in cells if _holds_function(cell)]
+    return place_of(function), getattr(function, "__qualname__", None), closed_over
+
+
+def _holds_function(cell: CellType) -> bool:
+    try:
+        return inspect.isfunction(cell.cell_contents)
+    except ValueError:
+        # Empty: its function is not defined yet.
+        return False
+
+
+def _named(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__name__', type(function).__name__)} at {place_of(function)}"
 
 
 class Step(Generic[P, R]):
     """A step function. Called inside a run its result is stored; outside one it is a plain call."""
 
     __name__: str
+    __qualname__: str
     __wrapped__: Callable[P, R]
 
     def __init__(
@@ -59,17 +80,17 @@ class Step(Generic[P, R]):
         raises: type[BaseException] | tuple[type[BaseException], ...] = (),
         transactional: bool = False,
     ) -> None:
-        place = place_of(function)
         if not callable(function):
             raise DefinitionError(f"@step needs a function, not {function!r}")
+        named = _named(function)
         if retry is not None and not isinstance(retry, Retry):
-            raise DefinitionError(f"the step at {place} has retry={retry!r}: write retry=Retry(attempts=…)")
+            raise DefinitionError(f"the step {named} has retry={retry!r}: write retry=Retry(attempts=…)")
         functools.update_wrapper(self, function)
         self.function = function
-        self.place = place
-        self.name = check_step_name(name if name is not None else getattr(function, "__name__", None), place)
+        self.place = place_of(function)
+        self.name = check_step_name(name if name is not None else getattr(function, "__name__", None), named)
         self.retry = retry if retry is not None else Retry()
-        self.raises = _exceptions(raises, place)
+        self.raises = _exceptions(raises, named)
         self.transactional = transactional
         self.where = f"step {self.name!r}"
         self.codec = CallCodec(function)
@@ -84,6 +105,10 @@ class Step(Generic[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
         call: Callable[..., Any] = self
         return call if instance is None else functools.partial(call, instance)
+
+    def __reduce__(self) -> str:
+        """Pickled as functions are: by name."""
+        return self.__qualname__
 
     def __repr__(self) -> str:
         return f"<step {self.name!r} at {self.place}>"
@@ -102,6 +127,7 @@ class Workflow(Generic[P, R]):
     """A workflow function: one version of what is known under its name."""
 
     __name__: str
+    __qualname__: str
     __wrapped__: Callable[..., R]
 
     def __init__(
@@ -115,21 +141,21 @@ class Workflow(Generic[P, R]):
         queue: str | None,
         strict: bool,
     ) -> None:
-        place = place_of(function)
+        named = _named(function)
         functools.update_wrapper(self, function)
         self.function = function
-        self.place = place
-        self.name = check_workflow_name(name if name is not None else getattr(function, "__name__", None), place)
+        self.place = place_of(function)
+        self.name = check_workflow_name(name if name is not None else getattr(function, "__name__", None), named)
         self.version = version
         self.min_version = version if min_version is None else min_version
-        _check_versions(self.version, self.min_version, place)
+        _check_versions(self.version, self.min_version, named)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise DefinitionError(
-                f"the workflow {self.name!r} at {place} is async: write a plain def; its steps may be async"
+                f"the workflow {self.name!r} at {self.place} is async: write a plain def; its steps may be async"
             )
         if inspect.isgeneratorfunction(function):
             raise DefinitionError(
-                f"the workflow {self.name!r} at {place} is a generator: write a function that returns"
+                f"the workflow {self.name!r} at {self.place} is a generator: write a function that returns"
             )
         self.queue = None if queue is None else check_label(queue, "queue")
         self.strict = strict
@@ -147,6 +173,10 @@ class Workflow(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         """The plain function, without a run."""
         return self.function(*args, **kwargs)
+
+    def __reduce__(self) -> str:
+        """Pickled as functions are: by name."""
+        return self.__qualname__
 
     def __repr__(self) -> str:
         return f"<workflow {self.name!r} v{self.version} at {self.place}>"
@@ -220,22 +250,22 @@ def _first_line(function: Callable[..., Any]) -> str:
     return doc.strip().splitlines()[0] if doc.strip() else ""
 
 
-def _check_versions(version: object, min_version: object, place: str) -> None:
+def _check_versions(version: object, min_version: object, named: str) -> None:
     for what, value in (("version", version), ("min_version", min_version)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**31 - 1:
-            raise DefinitionError(f"the workflow at {place} has {what}={value!r}: write a whole number from 1")
+            raise DefinitionError(f"the workflow {named} has {what}={value!r}: write a whole number from 1")
     assert isinstance(version, int)
     assert isinstance(min_version, int)
     if min_version > version:
         raise DefinitionError(
-            f"the workflow at {place} has min_version={min_version} above version={version}: "
+            f"the workflow {named} has min_version={min_version} above version={version}: "
             "min_version is the oldest run this code can still resume"
         )
 
 
-def _exceptions(raises: object, place: str) -> tuple[type[BaseException], ...]:
+def _exceptions(raises: object, named: str) -> tuple[type[BaseException], ...]:
     classes = raises if isinstance(raises, tuple) else (raises,)
     for item in classes:
         if not (isinstance(item, type) and issubclass(item, Exception)):
-            raise DefinitionError(f"the step at {place} has raises={item!r}: write exception classes")
+            raise DefinitionError(f"the step {named} has raises={item!r}: write exception classes")
     return classes

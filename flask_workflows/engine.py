@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from typing import NamedTuple
 from typing import TYPE_CHECKING
@@ -85,7 +86,9 @@ class Engine:
             self._runtime.sessions.remove()
             status = self._settle(execution, outcome)
             if status is not None:
-                self._tell(execution, outcome, status, worker)
+                # The run is settled, whatever a log handler of the app does about it.
+                with suppress(Exception):
+                    self._tell(execution, outcome, status, worker)
             return status
 
     # What became of it -----------------------------------------------------------------------
@@ -127,7 +130,7 @@ class Engine:
         if execution.divergence is not None:
             return self._raised(execution, execution.divergence)
         try:
-            execution.history.ended()
+            execution.history.ended(workflow.place)
             if self._runtime.sessions.holds_writes():
                 raise UncommittedBodyWrites(
                     f"the body of {workflow.name!r} wrote through db.session and returned without a commit: "
@@ -155,7 +158,7 @@ class Engine:
         if isinstance(interrupt, Cancelling):
             return Outcome(Change("cancelled", finished=True))
         if isinstance(interrupt, Broken):
-            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", interrupt.error)
+            self._runtime.store.complain("left to its lease", interrupt.error, run_id=execution.run.id)
         return NOTHING
 
     def _raised(self, execution: Execution, error: BaseException) -> Outcome:
@@ -185,7 +188,7 @@ class Engine:
         except LeaseGone:
             logger.info("run %s was taken over before its outcome could be stored", execution.run.id)
         except Exception as error:
-            self._runtime.store.complain(f"run {execution.run.id} was left to its lease", error)
+            self._runtime.store.complain("left to its lease", error, run_id=execution.run.id)
         return None
 
     def _tell(self, execution: Execution, outcome: Outcome, status: str, worker: str) -> None:
@@ -248,5 +251,5 @@ class _quiet_context:
     def __exit__(self, *error: object) -> None:
         try:
             self._context.pop()
-        except Exception:
+        except BaseException:
             logger.exception("a teardown function of the app failed after a run")

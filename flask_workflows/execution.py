@@ -78,11 +78,11 @@ class Execution:
         self.settled = False
         #: Whether this execution stored a call, which makes the count of attempts start again.
         self.progressed = False
-        self.renewed = self.began
+        self.renewed = run.ticks
         #: Whether a step's transaction is being committed, so that an error may come from the commit.
         self.committing = False
         self._touched = run.status == "running" and run.attempts == 0 and run.losses == 0
-        self._heard = self.began
+        self._heard = run.ticks
         self._lock = Lock()
         self._held: Held | None = None
         self._in_flight: InFlight | None = None
@@ -94,7 +94,7 @@ class Execution:
 
     def now_ms(self) -> int:
         """The database's clock, as it goes on from the claim."""
-        return int(self.run.now + self.store.ticks() - self.began)
+        return int(self.run.now + self.store.ticks() - self.run.ticks)
 
     # The body's side -----------------------------------------------------------------------
 
@@ -107,8 +107,13 @@ class Execution:
         try:
             return self.history.next(name, input)
         except Exception as error:
-            self.divergence = error
+            self.diverge(error)
             raise
+
+    def diverge(self, error: Exception) -> Exception:
+        """Let this error settle the run, even where user code catches it; answer the first such error."""
+        self.divergence = self.divergence or error
+        return self.divergence
 
     def may_start(self) -> None:
         """Write what is held and make sure the run is still ours, before something new happens.
@@ -117,7 +122,7 @@ class Execution:
         """
         if self._held is not None:
             self.flush()
-        elif self.store.ticks() - self._heard > STALE_MS:
+        if self.interrupt is None and self.store.ticks() - self._heard > STALE_MS:
             self.look()
         if self.interrupt is not None:
             raise self.interrupt
@@ -126,12 +131,13 @@ class Execution:
 
     def look(self) -> None:
         """Read whether the run is still ours and wanted."""
+        asked = self.store.ticks()
         with self._writing():
             seen = self.store.look(self.run.id)
         if seen is None or seen[0] != self.run.epoch:
             self.stop(LeaseLost())
         else:
-            self._heard = self.store.ticks()
+            self._heard = asked
             self.cancel_requested = self.cancel_requested or seen[2] is not None
 
     def hold(self, write: StepWrite, started: float) -> None:
@@ -163,6 +169,8 @@ class Execution:
         the execution.
         """
 
+        asked = self.store.ticks()
+
         def inside(connection: Any) -> str | None:
             timed = self._timed(Held(write, started, self.store.ticks()))
             ours = (self.run.id, self.run.epoch)
@@ -179,20 +187,21 @@ class Execution:
                 commit(inside)
             except LeaseGone:
                 self.stop(LeaseLost())
-            self.stored()
+            self.stored(asked)
 
-    def stored(self) -> None:
-        """A call was stored by a transaction that is not this class's own."""
+    def stored(self, asked: float) -> None:
+        """A call was stored by a transaction that is not this class's own, and that began then."""
         self.committing = False
         self._in_flight = None
         self._touched = self.progressed = True
-        self._heard = self.store.ticks()
+        self._heard = asked
 
-    def record_effect(self, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
+    def record_effect(self, key: str, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
         """Do something in the database and record the call, in one transaction; answer what `effect` did."""
+        asked = self.store.ticks()
         with self._writing():
-            done = self.store.record_effect(self.run, effect, write)
-            self.stored()
+            done = self.store.record_effect(self.run, key, effect, write)
+            self.stored(asked)
             return done
 
     def write(self, operation: Callable[[str, int], T]) -> T:
@@ -262,7 +271,7 @@ class Execution:
 
     def due_for_renewal(self, after_ms: float) -> bool:
         """Whether the lease is old enough to renew, or the execution lasts long enough to show as running."""
-        if self.interrupt is not None or self.settled:
+        if self.settled or isinstance(self.interrupt, LeaseLost | Broken):
             return False
         age = self.store.ticks() - self.renewed
         return age >= after_ms or (self.run.status == "pending" and not self._touched and age >= HOLD_MS)
@@ -271,10 +280,10 @@ class Execution:
         """Whether nothing ended the execution yet."""
         return self.interrupt is None and not self.settled
 
-    def heard(self, cancel_requested: bool) -> None:
-        """The lease was renewed, which also shows the run as running."""
+    def heard(self, cancel_requested: bool, asked: float) -> None:
+        """The lease was renewed, which also shows the run as running. It counts from when that was asked for."""
         self._touched = self._touched or (self.run.attempts == 0 and self.run.losses == 0)
-        self.renewed = self._heard = self.store.ticks()
+        self.renewed = self._heard = asked
         self.cancel_requested = self.cancel_requested or cancel_requested
 
     def lose(self) -> None:
@@ -303,10 +312,12 @@ class Execution:
         held = self._held
         if held is None or self.interrupt is not None:
             return
+        asked = self.store.ticks()
         fenced = self.store.record(self.run.id, self.run.epoch, [self._timed(held)], touch=not self._touched)
         self._held = None
         self._touched = True
-        self._heard = self.store.ticks()
+        # From before the question: the process may have been stopped since the answer.
+        self._heard = asked
         self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
 
     def _show(self) -> None:

@@ -6,6 +6,7 @@ let times tick while a terminal prints them plainly.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -30,6 +31,15 @@ from .runs import Worker
 
 #: Workers poll, so nothing is late within this.
 PATIENCE = timedelta(seconds=10)
+
+_TELLING: Mapping[str, tuple[str, ...]] = {
+    "running": ("running",),
+    "sleeping": ("sleeping", "retrying"),
+    "waiting": ("waiting",),
+}
+
+#: How `StepFailed` begins its message; what follows is the step's own error.
+_STEP_FAILED = re.compile(r"step '.*?' failed after \d+ attempt\(s\): (?:[\w.]+\.)?")
 
 Form = Literal["at", "ago", "in", "for"]
 
@@ -112,7 +122,7 @@ def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
     """The status to show: the run's own word, or "retrying" or "cancelling"."""
     if run.cancelling:
         return "cancelling"
-    if run.status is RunStatus.SLEEPING and _retries(run, _main_step(open_steps)):
+    if run.status is RunStatus.SLEEPING and _retries(run, _main_step(run, open_steps)):
         return "retrying"
     return str(run.status)
 
@@ -123,12 +133,15 @@ def _retries(run: Run, step: Step | None) -> bool:
     return run.error is not None and run.attempts > 0
 
 
-def _main_step(open_steps: Iterable[Step]) -> Step | None:
-    """The step that says most about what the run does: one that executes, else the one due first."""
+def _main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
+    """The step that says most about what the run does: of those that fit its status the one due first.
+
+    Others may be open too: a timer that ended is, until its run has come that far again.
+    """
+    telling = _TELLING.get(run.status, ())
     last = datetime.max.replace(tzinfo=UTC)
-    return min(
-        open_steps, key=lambda step: (step.status != "running", step.due_at or last, step.position), default=None
-    )
+    fitting = [step for step in open_steps if step.status in telling]
+    return min(fitting, key=lambda step: (step.due_at or last, step.position), default=None)
 
 
 # One line, for lists -----------------------------------------------------------------------
@@ -136,7 +149,7 @@ def _main_step(open_steps: Iterable[Step]) -> Step | None:
 
 def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Text:
     """What the run is doing, in a few words."""
-    step = _main_step(open_steps)
+    step = _main_step(run, open_steps)
     match state(run, open_steps):
         case "cancelling":
             return ("stops at the next step, asked ", Instant(run.cancel_requested_at or run.updated_at, "ago"))
@@ -152,10 +165,16 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
             return (*_waited_for(step), *_time_out(run))
         case RunStatus.FAILED:
             return _failure(run.error, limit=120)
-        case RunStatus.COMPLETED | RunStatus.CANCELLED:
-            return ("" if run.finished_at is None else Instant(run.finished_at, "ago"),)
+        case RunStatus.COMPLETED:
+            return _ended("done", run)
+        case RunStatus.CANCELLED:
+            return _ended("cancelled", run)
         case _:
             return ()
+
+
+def _ended(word: str, run: Run) -> Text:
+    return (word,) if run.finished_at is None else (f"{word} ", Instant(run.finished_at, "ago"))
 
 
 def _pending_line(run: Run, around: Surroundings) -> Text:
@@ -223,6 +242,10 @@ def _failure(error: RunError | None, *, limit: int) -> Text:
 def said(error: RunError, *, limit: int) -> str:
     """Class and message of an error on one line, without what looks like a secret."""
     message = phrases.cut(redact_text(error.message[: 10 * limit]), limit)
+    if error.short_type == "StepFailed":
+        own = _STEP_FAILED.sub("", message, count=1)
+        if own != message:
+            return own
     return f"{error.short_type}: {message}" if message else error.short_type
 
 
@@ -277,7 +300,7 @@ def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: S
 
     `failed` is the step that failed the run, if one did.
     """
-    step = _main_step(open_steps)
+    step = _main_step(run, open_steps)
     match state(run, open_steps):
         case "cancelling":
             return _why_cancelling(run, step, around)
@@ -454,23 +477,30 @@ def _why_failed(run: Run, failed: Step | None) -> Why:
     if error is None:
         return Why(("Failed; no error was stored.",))
 
-    message = said(error, limit=300)
-    if error.kind == "lost":
-        return Why((f"Failed: {message}",), _losses(run))
-    if error.kind == "nondeterminism":
-        mend: Text = ("Mend the code, then retry: what is stored is kept.",)
-        return Why(("The code no longer makes the calls that were recorded.",), _sentences((message,), mend))
-    if error.step is None:
-        used: Text = (f"{run.attempts} of {run.max_attempts} attempts used.",) if run.attempts else ()
-        return Why((f"Failed: {message}",), used)
+    words = said(error, limit=300)
+    message = redact_text(error.message)
+    match error.kind:
+        case "lost":
+            return Why(("Failed: its worker was lost at each attempt.",), (message,))
+        case "nondeterminism":
+            return Why(("Failed: the code no longer makes the calls that were recorded.",), (message,))
+        case "body":
+            return Why((f"Failed: {words}",), (f"{run.attempts} of {run.max_attempts} attempts used.",))
 
-    tries: Text = ()
-    if error.kind == "business":
-        tries = ("The step declares this error, so it was not tried again.",)
-    elif failed is not None and failed.attempts > 1:
-        tries = (f"It was tried {failed.attempts} times.",)
-    at: Text = ("step ", Name(error.step)) if failed is None else _numbered(failed)
-    return Why(("Failed at ", *at, f": {message}"), tries)
+    at: Text = ()
+    if failed is not None:
+        at = (" at ", *_numbered(failed))
+    elif error.step is not None:
+        at = (" at step ", Name(error.step))
+    return Why(("Failed", *at, f": {words}"), _tries(failed))
+
+
+def _tries(failed: Step | None) -> Text:
+    if failed is None:
+        return ()
+    if failed.error is not None and failed.error.kind == "business":
+        return ("The step declares this error, so it was not tried again.",)
+    return (f"It was tried {failed.attempts} times.",) if failed.attempts > 1 else ()
 
 
 def _why_cancelled(run: Run, around: Surroundings) -> Why:

@@ -18,6 +18,7 @@ from typing import ParamSpec
 from typing import Protocol
 from typing import TypeVar
 
+from flask import appcontext_pushed
 from flask import Flask
 
 from . import models
@@ -95,7 +96,9 @@ class Workflows:
             )
         config = WorkflowsConfig.from_app_config(app.config)
         runtime = Runtime(app, self, config, db, authorize)
-        self._mirror_tables(runtime)
+        if not self._mirror_tables(runtime):
+            # Flask-SQLAlchemy comes later: `flask db migrate` and create_all() push a context before they look.
+            appcontext_pushed.connect(self._mirror_later, app)
         app.extensions[EXTENSION] = runtime
         self._runtimes.add(runtime)
         app.cli.add_command(workflows_group)
@@ -104,11 +107,22 @@ class Workflows:
 
             app.register_blueprint(create_blueprint(config))
 
-    def _mirror_tables(self, runtime: Runtime) -> None:
-        """Make the tables known to the app's metadata, so that create_all() and autogenerate see them."""
+    def _mirror_later(self, app: Flask) -> None:
+        # First, since looking at the engine pushes a context.
+        appcontext_pushed.disconnect(self._mirror_later, app)
+        if not self._mirror_tables(app.extensions[EXTENSION]):
+            appcontext_pushed.connect(self._mirror_later, app)
+
+    def _mirror_tables(self, runtime: Runtime) -> bool:
+        """Make the tables known to the app's metadata, so that create_all() and autogenerate see them.
+
+        False while there is no database yet.
+        """
         db = runtime._db if runtime._db is not None else runtime.app.extensions.get("sqlalchemy")
-        if db is None or runtime.config.store == "memory":
-            return
+        if runtime.config.store == "memory":
+            return True
+        if db is None or "sqlalchemy" not in runtime.app.extensions:
+            return False
         if db.metadata.schema is not None:
             raise SetupError(
                 f"db.metadata has the schema {db.metadata.schema!r}, but the tables of Flask-Workflows stand in the "
@@ -117,9 +131,9 @@ class Workflows:
         for table in models.metadata.sorted_tables:
             if table.key not in db.metadata.tables:
                 table.to_metadata(db.metadata)
-        if "sqlalchemy" in runtime.app.extensions:
-            with runtime.app.app_context():
-                prepare_engine(db.engine)
+        with runtime.app.app_context():
+            prepare_engine(db.engine)
+        return True
 
     def authorize(self, function: Authorize) -> Authorize:
         """Decorator for the function that opens the pages; as the `authorize` argument."""

@@ -23,13 +23,13 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def describe(error: BaseException, kind: str, *, step: str | None = None, frames: bool = True) -> dict[str, Any]:
-    """Class, message and traceback of an error, for the `error` columns."""
+    """Class, message and traceback of an error, for the `error` columns. The long parts come last: lists cut them off."""
     return {
         "kind": kind,
         "type": type_name(error),
+        "step": step,
         "message": message_of(error),
         "traceback": _traceback(error) if frames else None,
-        "step": step,
     }
 
 
@@ -75,12 +75,16 @@ def business(error: BaseException, *, step: str) -> dict[str, Any] | None:
     described["class"] = [type(error).__module__, type(error).__qualname__]
     described["args"] = args
     rebuilt = rebuild(described, (type(error),))
-    same = rebuilt is not None and rebuilt.args == error.args and vars(rebuilt) == _state(error)
-    return described if same else None
+    return described if rebuilt is not None and _equal(rebuilt, error) else None
 
 
-def _state(error: BaseException) -> dict[str, Any]:
-    return {name: value for name, value in vars(error).items() if name != "__notes__"}
+def _equal(rebuilt: BaseException, error: BaseException) -> bool:
+    state = {name: value for name, value in vars(error).items() if name != "__notes__"}
+    try:
+        return bool(rebuilt.args == error.args and vars(rebuilt) == state)
+    except Exception:
+        # What cannot be compared is not known to be equal.
+        return False
 
 
 def rebuild(described: dict[str, Any], allowed: tuple[type[BaseException], ...]) -> BaseException | None:

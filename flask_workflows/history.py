@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import linecache
 import sys
 from typing import NamedTuple
 
 from .errors import NonDeterminismError
 from .store import StoredStep
+from .values import same_json
 
 
 class Call(NamedTuple):
@@ -68,7 +68,7 @@ class History:
         stored = self._stored[self._position - 1]
         if stored.key != key:
             self._diverged(f"call {self._position} was {stored.key!r} and is now {key!r}")
-        if stored.input is not None and stored.input != input and not _equal(stored.input, input):
+        if stored.input is not None and stored.input != input and not _same(stored.input, input):
             self._diverged(
                 f"call {self._position}, {key!r}, had the input {_cut(stored.input)} and has now {_cut(input)}"
             )
@@ -81,13 +81,14 @@ class History:
                 return step.key
         return self._stored[-1].key if self._stored else None
 
-    def ended(self) -> None:
-        """Check, when the body returns, that no recorded call is left over."""
+    def ended(self, place: str) -> None:
+        """Check, when the body at `place` returns, that no recorded call is left over."""
         if self._strict and self.replaying:
             left = self._stored[self._position]
             raise NonDeterminismError(
-                f"the body returned before call {left.position}, which was {left.key!r}; "
-                "put the code back as it was, then retry the run"
+                f"the body at {place} returned before call {left.position}, which was {left.key!r}. Code between steps "
+                "must decide the same on every execution: put it back as it was, or give the changed code a new "
+                "version, then retry the run"
             )
 
     def _diverged(self, what: str) -> None:
@@ -111,16 +112,9 @@ def caller() -> str:
     return f"{place} ({line})" if line else place
 
 
-def _equal(stored: str, given: str | None) -> bool:
+def _same(stored: str, given: str | None) -> bool:
     """Equal but for the order of names: a signature may be reordered under running runs."""
-    try:
-        return given is not None and _sorted(stored) == _sorted(given)
-    except ValueError:
-        return False
-
-
-def _sorted(text: str) -> str:
-    return json.dumps(json.loads(text), sort_keys=True)
+    return given is not None and same_json(stored, given)
 
 
 def _cut(text: str | None) -> str:

@@ -1,12 +1,14 @@
-"""The thread that keeps what is executed here ours.
+"""The threads that keep what is executed here ours.
 
-It renews leases, whatever the executing threads are busy with, writes results held too long, and shows steps that run
-long. It lives as long as there is something to keep; a worker has one, and so has a `tick`.
+One renews leases, whatever the executing threads are busy with. The other writes results held too long, and shows steps
+that run long: a row that somebody locks may keep it waiting, which must cost no other run its lease. They live as long
+as there is something to keep; a worker has a pair, and so has a `tick`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from threading import Event
 from threading import Lock
 from threading import Thread
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flask_workflows")
 
+#: How long a thread may take to end.
+STOP_SECONDS = 1.0
+_RENEW_SECONDS = HOLD_MS / 1000
 _TEND_SECONDS = HOLD_MS / 2 / 1000
-JOIN_SECONDS = 5.0
 
 
 class LeaseKeeper:
@@ -32,28 +36,34 @@ class LeaseKeeper:
         self._live: dict[str, Execution] = {}
         self._lock = Lock()
         self._work = Event()
-        self._ended = Event()
-        self._thread = Thread(target=self._run, name="workflows-leases", daemon=True)
+        self._ending = Event()
+        self._threads = [
+            Thread(target=self._run, args=(self._renew, _RENEW_SECONDS), name="workflows-leases", daemon=True),
+            Thread(target=self._run, args=(self._tend, _TEND_SECONDS), name="workflows-records", daemon=True),
+        ]
 
     def __enter__(self) -> LeaseKeeper:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-        # Nothing of it is left behind, unless the database does not answer.
-        self._thread.join(JOIN_SECONDS)
 
     def stop(self) -> None:
-        """End the thread; leases run out by themselves."""
-        self._ended.set()
-        self._work.set()
+        """End the threads, if the database lets them; leases run out by themselves."""
+        with self._lock:
+            self._ending.set()
+            self._work.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(STOP_SECONDS)
 
     def add(self, execution: Execution) -> None:
         with self._lock:
             self._live[execution.run.id] = execution
-        if not self._work.is_set():
-            self._work.set()
+            if not self._work.is_set():
+                self._work.set()
 
     def remove(self, execution: Execution) -> None:
         with self._lock:
@@ -65,38 +75,39 @@ class LeaseKeeper:
             return list(self._live.values())
 
     def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
-    def _run(self) -> None:
-        while not self._ended.is_set():
+    def _run(self, keep: Callable[[list[Execution]], None], pause: float) -> None:
+        while not self._ending.is_set():
             self._work.wait()
             try:
-                self._round()
+                keep(self._live_or_rest())
             except Exception as error:
-                # Whatever it is, the next round tries again: without this thread every lease would end.
-                self._store.complain("leases could not be renewed, trying again", error)
-                self._ended.wait(0.2)
-            self._ended.wait(_TEND_SECONDS)
+                # Whatever it is, the next round tries again: without these threads every lease would end.
+                self._store.complain("leases and results could not be written, trying again", error)
+                self._ending.wait(0.2)
+            self._ending.wait(pause)
 
-    def _round(self) -> None:
-        executions = self.live()
-        if not executions:
-            self._work.clear()
-            if self._live:
-                self._work.set()
-            return
-        self._renew([execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)])
+    def _live_or_rest(self) -> list[Execution]:
+        with self._lock:
+            if not self._live and not self._ending.is_set():
+                self._work.clear()
+            return list(self._live.values())
+
+    def _tend(self, executions: list[Execution]) -> None:
         for execution in executions:
             execution.tend()
 
     def _renew(self, executions: list[Execution]) -> None:
+        executions = [execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)]
         if not executions:
             return
         by_id = {execution.run.id: execution for execution in executions}
         held = sorted((execution.run.id, execution.run.epoch) for execution in executions)
+        asked = self._store.ticks()
         renewed, lost = self._store.renew(held)
         for lease in renewed:
-            by_id[lease.id].heard(lease.cancel_requested_at is not None)
+            by_id[lease.id].heard(lease.cancel_requested_at is not None, asked)
         for run_id in lost:
             if by_id[run_id].ours():
                 logger.warning("the lease of run %s was lost: it is executed elsewhere, or was ended", run_id)

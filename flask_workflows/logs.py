@@ -8,6 +8,8 @@ import time
 from flask import Flask
 from flask.logging import default_handler
 
+from flask_workflows.context import current_labels
+
 FORMAT = "%(asctime)s %(levelname)s [%(run_id)s %(step)s] %(name)s: %(message)s"
 
 
@@ -18,11 +20,8 @@ class RunFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        # The engine's modules log through this one's neighbours, so the import waits until there is something to say.
-        from flask_workflows.context import current_labels
-
         run_id, step = current_labels()
-        # A record about a run, made outside of it, already carries what it is about.
+        # A record about a run, made outside of it, carries these already.
         record.__dict__.setdefault("run_id", run_id or "-")
         record.__dict__.setdefault("step", step or "-")
         return True

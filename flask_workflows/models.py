@@ -198,9 +198,7 @@ waits = sa.Table(
     sa.Column("checked", sa.Integer, nullable=False),
     sa.PrimaryKeyConstraint("run_id", "key", "number", name="workflow_waits_pkey"),
 )
-sa.Index(
-    "workflow_waits_match", waits.c.name, waits.c.fields, waits.c.values_hash, waits.c.workspace, waits.c.run_id
-)
+sa.Index("workflow_waits_match", waits.c.name, waits.c.fields, waits.c.values_hash, waits.c.workspace, waits.c.run_id)
 _unchecked = waits.c.checked == 0
 sa.Index("workflow_waits_unchecked", waits.c.run_id, postgresql_where=_unchecked, sqlite_where=_unchecked)
 

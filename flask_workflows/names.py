@@ -15,16 +15,17 @@ _WORKFLOW = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")
 
 
-def check_workflow_name(name: object, place: str) -> str:
+def check_workflow_name(name: object, named: str) -> str:
+    """`named` says which function it is the name of, and where that stands."""
     if not isinstance(name, str) or not _WORKFLOW.fullmatch(name):
         raise DefinitionError(
-            f"{name!r} is no name for the workflow at {place}: write 1 to 100 of a-z 0-9 - _ . that start with a "
+            f"{name!r} is no name for the workflow {named}: write 1 to 100 of a-z 0-9 - _ . that start with a "
             'letter or digit, as in @workflow(name="send-invoice")'
         )
     return name
 
 
-def check_step_name(name: object, place: str) -> str:
+def check_step_name(name: object, named: str) -> str:
     """A step's name becomes the key of its record, where `#`, `/` and a leading `$` have a meaning."""
     problem = ""
     if not isinstance(name, str) or not 1 <= len(name) <= 100 or not name.strip():
@@ -32,7 +33,7 @@ def check_step_name(name: object, place: str) -> str:
     elif "#" in name or "/" in name or name.startswith("$") or _CONTROL.search(name):
         problem = "leave out '#', '/', control characters and a leading '$'"
     if problem:
-        raise DefinitionError(f"{name!r} is no name for the step at {place}: {problem}")
+        raise DefinitionError(f"{name!r} is no name for the step {named}: {problem}")
     assert isinstance(name, str)
     return name
 
@@ -46,6 +47,11 @@ def check_label(value: object, what: str) -> str:
     if _CONTROL.search(value):
         raise InvalidName(f"the {what} {value!r} has control characters or lone surrogates: leave them out")
     return value
+
+
+def is_clean(text: str) -> bool:
+    """Whether the text has none of the characters that are refused in names, some of which no database can compare."""
+    return not _CONTROL.search(text)
 
 
 _sequence = count(randbits(11))

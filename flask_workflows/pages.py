@@ -185,10 +185,18 @@ class RunPage:
 
 
 def run_page(
-    run: Run, steps: Sequence[Step], step_count: int, around: Surroundings, *, input: Head | None, output: Head | None
+    run: Run,
+    steps: Sequence[Step],
+    step_count: int,
+    around: Surroundings,
+    *,
+    input: Head | None,
+    output: Head | None,
+    cause: RunError | None = None,
 ) -> RunPage:
+    """`cause` is the whole error of the step that failed the run."""
     open_steps = [step for step in steps if not step.finished]
-    failed = _failed_step(run, steps)
+    failed = failed_step(run, steps)
     rows = tuple(_step_rows(steps, failed))
     return RunPage(
         id=run.id,
@@ -203,14 +211,23 @@ def run_page(
         steps_summary=_summary(steps, step_count),
         input=None if input is None else show_value(input),
         output=None if output is None else show_value(output),
-        error=None if run.error is None else _error(run.error),
+        error=None if run.error is None else _error(cause or run.error, failed),
     )
 
 
-def _failed_step(run: Run, steps: Iterable[Step]) -> Step | None:
-    if run.status is not RunStatus.FAILED or run.error is None or run.error.step is None:
+def failed_step(run: Run, steps: Sequence[Step]) -> Step | None:
+    """The step whose failure failed the run; null where it failed by itself."""
+    if run.status is not RunStatus.FAILED or run.error is None:
         return None
-    return next((step for step in steps if step.key == run.error.step), None)
+    for step in reversed(steps):
+        if step.status == "failed" and (step.key == run.error.step or _same(step.error, run.error)):
+            return step
+    return None
+
+
+def _same(one: RunError | None, other: RunError) -> bool:
+    # One of them was cut off.
+    return one is not None and one.type == other.type and one.message[:200] == other.message[:200]
 
 
 def _step_rows(steps: Sequence[Step], failed: Step | None) -> Iterable[StepRow]:
@@ -253,10 +270,11 @@ def _summary(steps: Sequence[Step], step_count: int) -> str:
     return ", ".join(f"{phrases.number(value)} {status}" for status, value in counted.items())
 
 
-def _error(error: RunError) -> ErrorShown:
+def _error(error: RunError, failed: Step | None) -> ErrorShown:
     shown = redact_error(error)
     entries = () if error.traceback is None else read_traceback(error.traceback)
-    return ErrorShown(type=shown.type, message=shown.message, step=shown.step, entries=entries)
+    step = error.step if failed is None else failed.key
+    return ErrorShown(type=shown.type, message=shown.message, step=step, entries=entries)
 
 
 def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surroundings) -> Iterable[Fact]:
@@ -268,11 +286,7 @@ def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surrounding
 
     took = _took(run)
     if took:
-        busy = sum((step.took or timedelta() for step in steps if step.kind == "step"), timedelta())
-        whole = len(steps) == step_count and busy
-        yield Fact(
-            "Took" if run.finished else "Running time", (*took, f" ({phrases.duration(busy)} busy)" if whole else "")
-        )
+        yield Fact("Took" if run.finished else "Running time", (*took, *_busy(steps, step_count)))
 
     yield Fact("Queue", (Name(run.queue),))
     yield Fact("Version", (str(run.version), *_runners(run, around)))
@@ -285,6 +299,15 @@ def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surrounding
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:
         yield Fact("Key", (Name(run.key),))
+
+
+def _busy(steps: Sequence[Step], step_count: int) -> Text:
+    """For how long steps executed, where that is known."""
+    worked = [step for step in steps if step.kind == "step"]
+    if len(steps) < step_count or any(step.status == "running" for step in worked):
+        return ()
+    busy = sum((step.took or timedelta() for step in worked), timedelta())
+    return (f" ({phrases.duration(busy)} busy)",) if busy else ()
 
 
 def _runners(run: Run, around: Surroundings) -> Text:

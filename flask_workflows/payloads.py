@@ -184,7 +184,7 @@ def _entries(lines: Iterable[str]) -> Iterator[str | Frame]:
             if frame is not None:
                 yield frame
                 frame = None
-            if line.strip():
+            if line.strip() and not line.endswith("Traceback (most recent call last):"):
                 yield line
     if frame is not None:
         yield frame

@@ -61,11 +61,6 @@ def instant(at: datetime, *, now: datetime, zone: tzinfo, seconds: bool = True) 
     return f"{day} {local:%H:%M}"
 
 
-def date(at: datetime, *, zone: tzinfo) -> str:
-    local = at.astimezone(zone)
-    return f"{local.day} {_MONTHS[local.month - 1]} {local.year}"
-
-
 def number(value: int) -> str:
     """Grouped by thousands: "2,310"."""
     return f"{value:,}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from typing import TYPE_CHECKING
+from typing import TypeVar
 
 import sqlalchemy as sa
 from flask import current_app
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from alembic.script import Script
     from alembic.script import ScriptDirectory
 
+#: Alembic's Config. Not bound to it: Flask-Migrate's type stubs know one of their own.
+AlembicConfig = TypeVar("AlembicConfig")
+
 
 def install(directory: str | None = None) -> list[Path]:
     """Copy each shipped revision the app lacks onto the head of its history, and return the new files.
@@ -31,7 +35,6 @@ def install(directory: str | None = None) -> list[Path]:
     folder, by default the one Flask-Migrate was given.
     """
     migrate = _flask_migrate()
-    refuse_metadata_schema(migrate.db.metadata)
     history = _history(migrate.migrate.get_config(directory))
     _refuse_second_route(history)
     present = {script.revision: Path(script.path) for script in history.walk_revisions()}
@@ -49,7 +52,7 @@ def install(directory: str | None = None) -> list[Path]:
     return copies
 
 
-def add_version_location(config: Config) -> Config:
+def add_version_location(config: AlembicConfig) -> AlembicConfig:
     """Let Alembic read the revisions from the package, for apps that want no copies; return the same `config`.
 
     For Flask-Migrate's hook:
@@ -61,8 +64,9 @@ def add_version_location(config: Config) -> Config:
     The history then has two heads, the app's and `workflows`: upgrade with `flask db upgrade heads`, and name the
     app's own head in `flask db migrate --head`.
     """
-    folder = Path(config.get_main_option("script_location") or ".")
-    own = config.get_version_locations_list() or [str(folder / "versions")]
+    options: Any = config
+    folder = Path(options.get_main_option("script_location") or ".")
+    own = options.get_version_locations_list() or [str(folder / "versions")]
     for location in own:
         copies = sorted(Path(location).glob("workflows_[0-9]*.py"))
         if copies:
@@ -73,22 +77,9 @@ def add_version_location(config: Config) -> Config:
 
     # A percent sign starts an interpolation in the ini file's syntax.
     locations = os.pathsep.join([*own, str(_shipped_folder())]).replace("%", "%%")
-    config.set_main_option("version_locations", locations)
-    config.set_main_option("path_separator", "os")
+    options.set_main_option("version_locations", locations)
+    options.set_main_option("path_separator", "os")
     return config
-
-
-def refuse_metadata_schema(metadata: sa.MetaData) -> None:
-    """Raise `SetupError` if the app's metadata puts its tables into a named schema.
-
-    Mirrored tables would follow it and the revisions would not, so each autogenerate would propose both ways.
-    """
-    if metadata.schema:
-        raise SetupError(
-            f"db.metadata has schema={metadata.schema!r}, which Flask-Workflows does not support. Leave it out, and put "
-            f"the schema first on the connection's search_path: SQLALCHEMY_ENGINE_OPTIONS = "
-            f'{{"connect_args": {{"options": "-csearch_path={metadata.schema}"}}}}'
-        )
 
 
 def _flask_migrate() -> Any:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from .errors import InvalidCursor
+from .errors import InvalidInstant
 
 
 class RunStatus(StrEnum):
@@ -317,6 +318,17 @@ class RunQuery:
     created_before: datetime | None = None
     limit: int = 50
     cursor: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.status is not None:
+            # A plain "failed" will do.
+            object.__setattr__(self, "status", RunStatus(self.status))
+        if self.limit < 1:
+            raise ValueError(f"limit={self.limit}: a page holds one run or more")
+        for name in ("created_after", "created_before"):
+            instant = getattr(self, name)
+            if instant is not None and instant.tzinfo is None:
+                raise InvalidInstant(f"{name}={instant!r} is naive: write datetime(…, tzinfo=UTC)")
 
 
 @dataclass(frozen=True, slots=True)

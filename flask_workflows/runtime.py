@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 from typing import Protocol
@@ -34,6 +36,7 @@ from .store import NewRun
 from .store import Store
 from .store.events import Events
 from .store.sqlite import BUSY_TIMEOUT_MS
+from .store.sqlite import CHANGES_BEFORE
 
 if TYPE_CHECKING:
     from .definition import Step
@@ -107,7 +110,7 @@ class Runtime:
         with self.app.app_context():
             engine = self.db.engine
         if isinstance(engine, sa.Connection):
-            # A test that rolls back what it did has put one in the engine's place.
+            # Test suites put a connection in its place, to roll back at the end what every session commits.
             engine = engine.engine
         if not isinstance(engine, sa.Engine):
             raise SetupError(f"db.engine is {engine!r}, not an engine")
@@ -240,9 +243,10 @@ def prepare_engine(engine: sa.Engine) -> None:
     if engine.dialect.name != "sqlite" or sa.event.contains(engine, "savepoint", _begin_before_savepoint):
         return
     sa.event.listen(engine, "savepoint", _begin_before_savepoint)
-    sa.event.listen(engine, "connect", _wait_when_busy)
+    sa.event.listen(engine, "begin", _note_changes)
+    sa.event.listen(engine, "connect", _set_up_connection)
     # Connections made before now: their next check-out sets the same.
-    sa.event.listen(engine, "checkout", _wait_when_busy_checkout)
+    sa.event.listen(engine, "checkout", _set_up_on_checkout)
 
 
 def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None:
@@ -252,13 +256,21 @@ def _begin_before_savepoint(connection: sa.Connection, name: str | None) -> None
         raw.execute("BEGIN IMMEDIATE")
 
 
-def _wait_when_busy(raw: Any, record: Any) -> None:
+def _note_changes(connection: sa.Connection) -> None:
+    raw: Any = connection.connection.dbapi_connection
+    connection.info[CHANGES_BEFORE] = raw.total_changes
+
+
+def _set_up_connection(raw: Any, record: Any) -> None:
     # 5000 is the driver's default, so nobody chose it.
     if raw.execute("PRAGMA busy_timeout").fetchone()[0] in (0, 5_000):
         raw.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+    # The engine's connections would do it too, but wait for whoever is reading by then: perhaps for their own thread.
+    with suppress(sqlite3.OperationalError):
+        raw.execute("PRAGMA journal_mode = WAL")
     record.info["flask_workflows"] = True
 
 
-def _wait_when_busy_checkout(raw: Any, record: Any, proxy: Any) -> None:
+def _set_up_on_checkout(raw: Any, record: Any, proxy: Any) -> None:
     if "flask_workflows" not in record.info:
-        _wait_when_busy(raw, record)
+        _set_up_connection(raw, record)

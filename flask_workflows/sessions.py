@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from threading import get_ident
 from typing import Any
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from flask import has_app_context
 
 from . import models
 from .errors import InlineNeedsCommit
-from .errors import KeyBusy
 from .errors import RunFinished
 from .errors import RunNotFound
 from .errors import SessionBusy
 from .errors import TransactionalRefused
+from .store import key_busy
 from .store import NewEvent
 from .store import NewRun
 from .store import Store
@@ -30,6 +31,7 @@ from .store.events import Events
 logger = logging.getLogger("flask_workflows")
 
 _INFO = "flask_workflows"
+_COMMITTING = "flask_workflows_committing"
 
 
 class Started(NamedTuple):
@@ -83,6 +85,9 @@ class Sessions:
         self._on_commit = on_commit
         self._apart = apart
         self._inline = inline
+        #: Threads on which a transactional step runs.
+        self._guarded: set[int] = set()
+        self._guards = False
 
     @property
     def _scoped(self) -> sa_orm.scoped_session[Any]:
@@ -159,10 +164,7 @@ class Sessions:
             return self._store.insert(connection, new_runs)
         except sa_exc.DBAPIError as error:
             if error.orig is not None and self._store.dialect.is_blocked(error.orig):
-                raise KeyBusy(
-                    f"another transaction is starting a run of {new_runs[0].workflow!r} with the same key, or holds "
-                    f"the database: {type(error.orig).__name__}; roll back and try again"
-                ) from error
+                raise key_busy(new_runs[0], error.orig) from error
             raise
 
     def is_pending(self, run_id: str) -> bool:
@@ -187,7 +189,7 @@ class Sessions:
         if not session.in_transaction():
             return None
         connection = self._connection(session)
-        return connection if holds(_raw(connection)) else None
+        return connection if holds(connection) else None
 
     def _pending(self, session: sa_orm.Session) -> Pending:
         return session.info.setdefault(_INFO, Pending())  # type: ignore[no-any-return]
@@ -253,6 +255,7 @@ class Sessions:
 
     def remove(self) -> None:
         """End the session: roll back what is open and give its connection back."""
+        self._guarded.discard(get_ident())
         if self._scoped.registry.has():
             try:
                 self._scoped.remove()
@@ -271,25 +274,32 @@ class Sessions:
         if not session.in_transaction() or self._apart:
             return False
         try:
-            return self._store.dialect.in_transaction(_raw(self._connection(session)))
+            return self._store.dialect.holds_writes(self._connection(session))
         except Exception:
             # A broken transaction commits nothing.
             return False
 
-    def may_commit(self) -> bool:
+    def may_commit(self, *, transactional: bool) -> bool:
         """Whether a step's session has something that must be committed with its record."""
         session = self.current()
         if session is None:
-            return False
-        if not session.is_active:
-            # A failed flush that the step swallowed: nothing of it can be committed.
             return False
         if _has_changes(session):
             return True
         if not session.in_transaction():
             return False
-        holds = self._store.dialect.holds_write_lock
-        return holds is None or holds(_raw(self._connection(session)))
+        if not session.is_active or self._store.dialect.is_broken(self._connection(session)):
+            if transactional:
+                raise TransactionalRefused(
+                    "a statement of a transactional step failed and the step went on, but its transaction cannot: let "
+                    "the error out, or put what may fail into `with db.session.begin_nested():`"
+                )
+            logger.warning(
+                "a step left a failed transaction in db.session: nothing it wrote there is committed; call "
+                "db.session.rollback() where the error is caught"
+            )
+            return False
+        return self._store.dialect.may_commit(self._connection(session))
 
     def commit_step(self, record: Callable[[Any], str | None], *, transactional: bool) -> None:
         """Flush the session, write the step's record through its connection, and commit both.
@@ -309,34 +319,39 @@ class Sessions:
                     f"a transactional step needs READ COMMITTED, this session has {isolation}: a stricter one cannot "
                     "see that the run was taken over; set the isolation level for other code only"
                 )
-            session.info["flask_workflows_committing"] = True
+            session.info[_COMMITTING] = True
             self._store.commit(session.commit)
         except BaseException:
-            session.info.pop("flask_workflows_committing", None)
+            session.info.pop(_COMMITTING, None)
             session.rollback()
             raise
 
     def guard(self) -> None:
-        """Watch over a transactional step: one transaction, on one database, ended by the engine."""
-        session = self._scoped()
-        default = session.get_bind(clause=models.runs)
+        """Watch over a transactional step until `remove`: one transaction, on one database, ended by the engine."""
+        if not self._guards:
+            self._guards = True
+            # On all sessions, as the step may remove its own and get another.
+            sa.event.listen(self._scoped, "before_commit", self._refuse_commit)
+            sa.event.listen(self._scoped, "after_begin", self._refuse_other)
+        self._guarded.add(get_ident())
 
-        def refuse_commit(session: sa_orm.Session) -> None:
-            if not session.in_nested_transaction() and not session.info.get("flask_workflows_committing"):
-                raise TransactionalRefused(
-                    "a transactional step must not call db.session.commit(): its writes commit together with its "
-                    "record when it returns; leave the commit out"
-                )
+    def _refuse_commit(self, session: sa_orm.Session) -> None:
+        guarded = get_ident() in self._guarded and not session.info.get(_COMMITTING)
+        if guarded and not session.in_nested_transaction():
+            raise TransactionalRefused(
+                "a transactional step must not call db.session.commit(): its writes commit together with its record "
+                "when it returns; leave the commit out"
+            )
 
-        def refuse_other(session: sa_orm.Session, transaction: Any, connection: sa.Connection) -> None:
-            if connection.engine.url != getattr(default, "engine", default).url:
-                raise TransactionalRefused(
-                    f"a transactional step may only use the database of the runs, not {connection.engine.url!r}: "
-                    "two databases cannot commit together"
-                )
-
-        sa.event.listen(session, "before_commit", refuse_commit)
-        sa.event.listen(session, "after_begin", refuse_other)
+    def _refuse_other(self, session: sa_orm.Session, transaction: object, connection: sa.Connection) -> None:
+        if get_ident() not in self._guarded:
+            return
+        default: Any = session.get_bind(clause=models.runs)
+        if connection.engine.url != getattr(default, "engine", default).url:
+            raise TransactionalRefused(
+                f"a transactional step may only use the database of the runs, not {connection.engine.url!r}: two "
+                "databases cannot commit together"
+            )
 
     def _connection(self, session: sa_orm.Session) -> sa.Connection:
         return session.connection(bind_arguments={"clause": models.runs})
@@ -370,10 +385,6 @@ def _same_key(one: NewRun, other: NewRun) -> bool:
 
 def _has_changes(session: sa_orm.Session) -> bool:
     return bool(session.new or session.deleted or session.dirty)
-
-
-def _raw(connection: sa.Connection) -> Any:
-    return connection.connection.dbapi_connection
 
 
 def _joined(session: sa_orm.Session) -> bool:

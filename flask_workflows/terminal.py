@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from flask_workflows import payloads
 from flask_workflows import phrases
 from flask_workflows.definition import Workflow
+from flask_workflows.explain import now_doing
+from flask_workflows.explain import plain
 from flask_workflows.explain import said
 from flask_workflows.explain import state
+from flask_workflows.explain import Surroundings
+from flask_workflows.explain import why
 from flask_workflows.redaction import redact_text
 from flask_workflows.runs import Head
 from flask_workflows.runs import NotLoaded
 from flask_workflows.runs import Run
 from flask_workflows.runs import RunDetails
-from flask_workflows.runs import RunError
 from flask_workflows.runs import RunStatus
 from flask_workflows.runs import Step
 
@@ -31,21 +35,31 @@ def workflow_line(workflow: Workflow[Any, Any], default_queue: str) -> str:
     )
 
 
-def run_line(run: Run) -> str:
+def run_line(run: Run, open_steps: Sequence[Step] = (), around: Surroundings | None = None) -> str:
+    """The run on one line; with its surroundings also what it does or waits for."""
     since = run.started_at or run.created_at
+    doing = _outlook(run, None if around is None else around.now)
+    if not doing and around is not None and not run.finished:
+        doing = plain(now_doing(run, open_steps, around), now=around.now)
     return _line(
         run.id,
-        f"{state(run):<9}",
+        f"{state(run, open_steps):<9}",
         f"{run.workflow} v{run.version}",
         f"{'started' if run.started_at else 'created'} {instant(since)}",
-        _prospect(run),
+        doing,
     )
 
 
-def run_lines(details: RunDetails) -> Iterator[str]:
+def run_lines(details: RunDetails, around: Surroundings) -> Iterator[str]:
     """Everything known about a run, secrets hidden."""
     run = details.run
-    yield run_line(run)
+    open_steps = [step for step in details.steps if not step.finished]
+    failed = next((step for step in details.steps if run.error and step.key == run.error.step), None)
+    reason = why(run, open_steps, around, failed=failed)
+    yield run_line(run, open_steps)
+    for text in (reason.headline, reason.more):
+        if text:
+            yield _printable(f"  {plain(text, now=around.now)}")
     yield _line(
         f"  queue {run.queue}",
         f"workspace {run.workspace}" if run.workspace else "",
@@ -53,23 +67,26 @@ def run_lines(details: RunDetails) -> Iterator[str]:
         f"attempts {run.attempts} of {run.max_attempts}",
     )
     yield from _value("input", run.input_json)
-    yield from _value("output", run.output_json)
-    if run.error is not None:
-        yield from _error(run.error)
+    if run.status is RunStatus.COMPLETED:
+        yield from _value("output", run.output_json)
     for step in details.steps:
         yield from _step(step)
+    if run.error is not None and run.error.traceback is not None:
+        yield from (_printable(f"  {line}") for line in redact_text(run.error.traceback).splitlines())
 
 
 def instant(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
-def _prospect(run: Run) -> str:
-    """What is to come of the run, or how it ended."""
+def _outlook(run: Run, now: datetime | None) -> str:
+    """When the run goes on, or how it ended."""
     if run.status is RunStatus.FAILED and run.error is not None:
-        return f"error: {said(run.error, limit=200)}"
+        place = f"step {run.error.step}: " if run.error.step is not None else ""
+        return f"error: {place}{said(run.error, limit=200)}"
     if run.status in (RunStatus.SLEEPING, RunStatus.WAITING) and run.due_at is not None:
-        return f"wakes {instant(run.due_at)}"
+        # One that is overdue has something else to say.
+        return f"wakes {instant(run.due_at)}" if now is None or now < run.due_at else ""
     if run.took is not None:
         return f"took {phrases.duration(run.took)}"
     return ""
@@ -99,13 +116,6 @@ def _value(name: str, stored: str | NotLoaded | None, indent: str = "  ") -> Ite
     yield from (_printable(f"{indent}{other}") for other in others)
     if shown.note:
         yield f"{indent}({shown.note})"
-
-
-def _error(error: RunError) -> Iterator[str]:
-    yield _line(f"  error {said(error, limit=2_000)}")
-    if error.traceback is not None:
-        for line in redact_text(error.traceback).splitlines():
-            yield _printable(f"    {line}")
 
 
 def _line(*parts: str) -> str:

@@ -25,6 +25,7 @@ from werkzeug.datastructures import MultiDict
 from werkzeug.wrappers import Response
 
 from . import pages
+from . import timeline
 from .access import Action
 from .access import decide
 from .config import WorkflowsConfig
@@ -42,6 +43,7 @@ from .runs import Page
 from .runs import Run
 from .runs import RunQuery
 from .runs import RunStatus
+from .runs import Worker
 from .runtime import current_runtime
 from .runtime import Runtime
 from .store import reading as read
@@ -75,6 +77,7 @@ WINDOWS = {
     "30d": ("Last 30 days", timedelta(days=30)),
 }
 LIMITS = (25, 50, 100)
+FILTERS = ("status", "workflow", "queue", "key", "time", "limit", "cursor")
 
 View = Callable[..., ResponseReturnValue]
 
@@ -82,31 +85,36 @@ View = Callable[..., ResponseReturnValue]
 def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") -> Blueprint:
     """The pages, to be registered on the app once."""
     blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
-    pages_of_app = _Pages()
-    blueprint.record(lambda state: pages_of_app.presentation.put_before(state.app.jinja_loader))
+    site = _Site()
+    blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
 
     rules: tuple[tuple[str, str, Action | None, View], ...] = (
-        ("/", "index", "view", pages_of_app.index),
-        ("/runs", "runs", "view", pages_of_app.runs),
-        ("/run/<path:run_id>", "run", "view", pages_of_app.run),
-        ("/static/<version>/<path:file>", "asset", None, pages_of_app.asset),
+        ("/", "index", "view", site.index),
+        ("/runs", "runs", "view", site.runs),
+        ("/run/<path:run_id>", "run", "view", site.run),
+        ("/static/<version>/<path:file>", "asset", None, site.asset),
     )
     for rule, endpoint, action, view in rules:
-        blueprint.add_url_rule(rule, endpoint, _guarded(pages_of_app, action, view))
+        blueprint.add_url_rule(rule, endpoint, _guarded(site, action, view))
 
     blueprint.after_request(_with_headers)
-    blueprint.register_error_handler(sa.exc.DBAPIError, pages_of_app.database_failed)
-    blueprint.register_error_handler(ReadTimeout, pages_of_app.took_too_long)
     return blueprint
 
 
-def _guarded(pages_of_app: _Pages, action: Action | None, view: View) -> View:
+def _guarded(site: _Site, action: Action | None, view: View) -> View:
     """The view behind its permission; null opens it to all, which is for files that say nothing."""
 
     @wraps(view)
     def guarded(**values: Any) -> ResponseReturnValue:
-        refusal = None if action is None else pages_of_app.refusal(action)
-        return view(**values) if refusal is None else refusal
+        refusal = None if action is None else site.refusal(action)
+        if refusal is not None:
+            return refusal
+        try:
+            return view(**values)
+        except ReadTimeout as error:
+            return site.took_too_long(error)
+        except sa.exc.DBAPIError as error:
+            return site.database_failed(error)
 
     guarded.action = action  # type: ignore[attr-defined]
     return guarded
@@ -133,7 +141,7 @@ class FilterError(ValueError):
     """The query string asks for something there is not."""
 
 
-class _Pages:
+class _Site:
     """The views of one blueprint."""
 
     def __init__(self) -> None:
@@ -165,12 +173,13 @@ class _Pages:
         runtime = current_runtime()
         with read.reading(runtime.engine, seconds=SECONDS) as connection:
             now = _now(runtime, connection)
+            workers = read.live_workers(connection, now)
         try:
             filters = read_filters(request.args, now)
         except (FilterError, InvalidCursor) as error:
             return self._message("refused.html", 422, problem=str(error))
 
-        page = self._read_list(runtime, filters, now)
+        page = self._read_list(runtime, filters, _surroundings(runtime, now, workers))
         seen = pages.token((page, filters.args))
         if request.headers.get(SEEN_HEADER) == seen:
             return _nothing_new()
@@ -190,13 +199,11 @@ class _Pages:
             queues=_queues(runtime),
         )
 
-    def _read_list(self, runtime: Runtime, filters: Filters, now: datetime) -> pages.RunsPage:
+    def _read_list(self, runtime: Runtime, filters: Filters, around: Surroundings) -> pages.RunsPage:
         real_time = runtime.store.clock() is None
         page: Page | None = None
         new = Count(0)
         open_steps = {}
-        with read.reading(runtime.engine) as connection:
-            workers = read.live_workers(connection, now)
         try:
             with read.reading(runtime.engine, seconds=SECONDS) as connection:
                 page = read.list_runs(connection, filters.query, scan=SCAN, until=filters.until, real_time=real_time)
@@ -206,7 +213,7 @@ class _Pages:
         except ReadTimeout:
             page = None
         counts = self._counts.read(runtime, filters, real_time=real_time)
-        return pages.runs_page(page, counts, open_steps, _surroundings(runtime, now, workers), new=new)
+        return pages.runs_page(page, counts, open_steps, around, new=new)
 
     def _names(self, runtime: Runtime) -> list[str]:
         known = {workflow.name for workflow in runtime.registry.workflows()}
@@ -219,23 +226,35 @@ class _Pages:
 
     def run(self, run_id: str) -> ResponseReturnValue:
         runtime = current_runtime()
-        start = request.args.get("steps", type=int)
+        start = read_start(request.args)
+        if not is_storable(run_id):
+            return self._no_run(run_id)
         with read.reading(runtime.engine, seconds=SECONDS) as connection:
             now = _now(runtime, connection)
             run = read.read_run(connection, run_id, payloads=False)
-            refusal = self._no_run(run_id) if run is None else self.refusal("view", run)
-            if run is None or refusal is not None:
-                return refusal if refusal is not None else self._no_run(run_id)
+        if run is None:
+            return self._no_run(run_id)
+        # The app is asked while no connection is held: it may need one itself.
+        refusal = self.refusal("view", run)
+        if refusal is not None:
+            return refusal
 
-            steps, step_count = read.read_steps(
-                connection, run_id, whole=STEPS_PER_PAGE, start=None if start is None else max(start, 1)
-            )
+        with read.reading(runtime.engine, seconds=SECONDS) as connection:
+            steps, step_count = read.read_steps(connection, run_id, whole=STEPS_PER_PAGE, start=start)
             input_head, output_head = read.read_heads(connection, run_id, DECODE_LIMIT)
+            failed = pages.failed_step(run, steps)
+            cause = None if failed is None else read.read_step_error(connection, run_id, failed.key)
             workers = read.live_workers(connection, now)
             ahead = read.count_ahead(connection, run) if run.status is RunStatus.PENDING else None
 
         page = pages.run_page(
-            run, steps, step_count, _surroundings(runtime, now, workers, ahead), input=input_head, output=output_head
+            run,
+            steps,
+            step_count,
+            _surroundings(runtime, now, workers, ahead),
+            input=input_head,
+            output=output_head,
+            cause=cause,
         )
         seen = pages.token(page)
         if request.headers.get(SEEN_HEADER) == seen:
@@ -251,6 +270,7 @@ class _Pages:
             poll=poll,
             start=start,
             per_page=STEPS_PER_PAGE,
+            timeline=timeline.draw(steps, now=now) if len(steps) == step_count else None,
             live=request.args.get("live") != "0",
             interval=RUN_INTERVAL,
         )
@@ -264,9 +284,13 @@ class _Pages:
         """The whole page, or its live part alone where htmx asks for that."""
         partial = request.headers.get("HX-Request") == "true"
         template = f"_{name}.html" if partial else f"{name}.html"
-        viewer = Viewer.of(request, now)
         return self.presentation.render(
-            template, viewer, assets=self.assets, open_by_debug=current_runtime().authorize_now is None, **values
+            template,
+            Viewer.of(request, now),
+            assets=self.assets,
+            partial=partial,
+            open_by_debug=current_runtime().authorize_now is None,
+            **values,
         )
 
     def _message(self, template: str, status: int, **values: Any) -> ResponseReturnValue:
@@ -280,10 +304,13 @@ class _Pages:
 
     def database_failed(self, error: sa.exc.DBAPIError) -> ResponseReturnValue:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
+        runtime = current_runtime()
         try:
-            current_runtime().check_schema()
+            runtime.check_schema()
         except SchemaError as problem:
-            return self._message("schema.html", 503, problem=str(problem))
+            # Where the database is, is none of the page's business.
+            words = str(problem).replace(f"the database {runtime.engine.url!s}", "the database")
+            return self._message("schema.html", 503, problem=words)
         raise error
 
     def took_too_long(self, error: ReadTimeout) -> ResponseReturnValue:
@@ -300,7 +327,9 @@ def _now(runtime: Runtime, connection: sa.Connection) -> datetime:
     return read.database_now(connection) if millis is None else read.instant(millis)
 
 
-def _surroundings(runtime: Runtime, now: datetime, workers: Any, ahead: Count | None = None) -> Surroundings:
+def _surroundings(
+    runtime: Runtime, now: datetime, workers: tuple[Worker, ...], ahead: Count | None = None
+) -> Surroundings:
     known: dict[str, list[tuple[int, int]]] = {}
     for name, low, high in runtime.registry.ranges():
         known.setdefault(name, []).append((low, high))
@@ -313,11 +342,10 @@ def _queues(runtime: Runtime) -> list[str]:
 
 def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
     """Read the list's query string. Raises `FilterError` and `InvalidCursor`."""
-    given = {
-        name: value
-        for name in ("status", "workflow", "queue", "key", "time", "limit", "cursor")
-        if (value := args.get(name, "").strip())
-    }
+    given = back_to_list(args)
+    if not all(map(is_storable, given.values())):
+        raise FilterError("There is a character in it that no stored text has.")
+
     status, window, limit = given.get("status"), given.get("time"), given.get("limit", "50")
     if status is not None and status not in list(RunStatus):
         raise FilterError(f"There is no status {status!r}. The statuses are {', '.join(RunStatus)}.")
@@ -344,12 +372,19 @@ def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
 
 
 def back_to_list(args: MultiDict[str, str]) -> dict[str, str]:
-    """The list's filters that the run's page carries, for the way back."""
-    return {
-        name: value
-        for name in ("status", "workflow", "queue", "key", "time", "limit", "cursor")
-        if (value := args.get(name))
-    }
+    """The list's filters in a query string; the run's page carries them for the way back."""
+    return {name: value for name in FILTERS if (value := args.get(name))}
+
+
+def read_start(args: MultiDict[str, str]) -> int | None:
+    """The number of the first step to show; null for both ends."""
+    start = args.get("steps", type=int)
+    return None if start is None else min(max(start, 1), 1_000_000_000)
+
+
+def is_storable(text: str) -> bool:
+    """Whether a database takes the text, so that it may be asked for."""
+    return "\x00" not in text
 
 
 class _CountCache:

@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from .leases import STOP_SECONDS
 from .store import Store
 from .store.postgresql import CHANNEL
 
@@ -23,6 +24,8 @@ logger = logging.getLogger("flask_workflows")
 
 #: How often SQLite's version is read.
 WATCH_SECONDS = 0.02
+#: How long to listen before looking whether to end.
+LISTEN_SECONDS = 0.2
 #: A connection that says nothing is asked whether it still lives.
 PROBE_SECONDS = 30.0
 
@@ -43,7 +46,10 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread, if the database lets it."""
         self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
@@ -85,10 +91,10 @@ class Listener:
         silent = 0.0
         while not self._ending.is_set():
             heard = False
-            for _ in connection.notifies(timeout=1.0, stop_after=1):
+            for _ in connection.notifies(timeout=LISTEN_SECONDS, stop_after=1):
                 heard = True
                 self._wake()
-            silent = 0.0 if heard else silent + 1.0
+            silent = 0.0 if heard else silent + LISTEN_SECONDS
             if silent >= PROBE_SECONDS:
                 connection.execute("SELECT 1")
                 silent = 0.0

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from datetime import timedelta
 from datetime import UTC
@@ -56,6 +57,8 @@ HEARTBEAT_SECONDS = 10.0
 SWEEP_SECONDS = 30.0
 #: Claimed ahead and not begun for this long, a run goes back.
 AHEAD_SECONDS = 1.0
+#: What the database gets for each part of a goodbye.
+GOODBYE_SECONDS = 5.0
 #: Runs are claimed ahead only while executions take less than this, on average.
 SHORT_MS = 50.0
 MOST_AHEAD = 64
@@ -91,6 +94,9 @@ class Worker:
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        #: Wakes the main thread. A queue, since a signal handler may interrupt whoever holds an event's lock.
+        self._calls: SimpleQueue[None] = SimpleQueue()
+        self._signalled = False
         self._count = threading.Lock()
         #: Claimed and not settled, whether begun or not.
         self._outstanding = 0
@@ -103,6 +109,7 @@ class Worker:
         self._strays = False
         self._pruning = False
         self._pruned_at = datetime.min.replace(tzinfo=UTC)
+        self._booted = False
         self._failed: BaseException | None = None
         #: Threads were still busy when `run` returned; their runs were handed back.
         self.abandoned = False
@@ -130,6 +137,7 @@ class Worker:
     def stop(self) -> None:
         """Stop claiming, finish or hand back what runs, and let `run` return. Safe from any thread."""
         self._stopping.set()
+        self._calls.put(None)
         self._wake.set()
 
     def wake(self) -> None:
@@ -142,10 +150,11 @@ class Worker:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def handle(number: int, frame: object) -> None:
-            if self._stopping.is_set():
+            if self._signalled or self._stopping.is_set():
                 os.write(2, b"second signal: leaving at once, unfinished runs are taken over when their leases end\n")
                 os._exit(128 + number)
-            self._stopping.set()
+            self._signalled = True
+            self._calls.put(None)
 
         for number in before:
             signal.signal(number, handle)
@@ -157,22 +166,42 @@ class Worker:
         return restore
 
     def _boot(self) -> bool:
-        """Wait for the database, check its schema; false when stopped before."""
-        pause = 0.1
-        while not self._stopping.is_set():
-            try:
-                self._runtime.check_schema()
-                self._beat()
-                self._warn()
+        """Wait until the database answered, on a thread, as it may also fall silent; false when stopped before."""
+        self._thread(self._await_database, "workflows-boot").start()
+        while not self._told_to_stop(within=1.0):
+            if self._failed is not None:
+                raise self._failed
+            if self._booted:
                 return True
-            except Exception as error:
-                cause = getattr(error, "orig", None) or error.__cause__ or error
-                if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
-                    raise
-                self._store.complain("the database does not answer, waiting for it", error)
-            self._stopping.wait(pause)
-            pause = min(pause * 2, 2.0)
         return False
+
+    def _await_database(self) -> None:
+        pause = 0.1
+        try:
+            while not self._stopping.is_set() and not self._booted:
+                try:
+                    self._runtime.check_schema()
+                    self._beat()
+                    self._warn()
+                    self._booted = True
+                except Exception as error:
+                    cause = getattr(error, "orig", None) or error.__cause__ or error
+                    if not self._store.dialect.is_transient(getattr(cause, "orig", None) or cause):
+                        raise
+                    self._store.complain("the database does not answer, waiting for it", error)
+                    self._stopping.wait(pause)
+                    pause = min(pause * 2, 2.0)
+        except BaseException as error:
+            self._failed = error
+        self._calls.put(None)
+
+    def _told_to_stop(self, *, within: float = 0.0) -> bool:
+        """Whether to stop; the main thread waits here, and passes on what a signal handler left."""
+        with suppress(Empty):
+            self._calls.get(timeout=within) if within else self._calls.get_nowait()
+        if self._signalled:
+            self._stopping.set()
+        return self._stopping.is_set()
 
     def _warn(self) -> None:
         """Say at boot what will keep runs from moving."""
@@ -204,6 +233,8 @@ class Worker:
         claimer = self._thread(self._claim_loop, "workflows-claimer")
         listener = self._listener()
         self._runtime.wakers.add(self._wake)
+        # An earlier worker of this process may have given up at its end.
+        self._store.giving_up.clear()
         try:
             self._keeper.__enter__()
             for thread in (*threads, claimer):
@@ -236,7 +267,7 @@ class Worker:
 
     def _watch(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for a stop. A worker whose claimer or lease thread died does nothing more of use: it ends."""
-        while not self._stopping.wait(1.0):
+        while not self._told_to_stop(within=1.0):
             dead = [thread.name for thread in threads if not thread.is_alive()]
             if dead or not self._keeper.is_alive():
                 logger.critical("the worker's threads died (%s), it stops", ", ".join(dead) or "leases")
@@ -250,19 +281,28 @@ class Worker:
             self._jobs.put(None)
         deadline = time.monotonic() + self._runtime.config.drain_secs
         helper = self._thread(self._hand_back_unbegun, "workflows-hand-back")
-        claimer.join(min(5.0, max(0.0, deadline - time.monotonic())))
+        # Even with no time to drain: a claim under way would leave runs that nobody executes.
+        patience = time.monotonic() + GOODBYE_SECONDS
+        claimer.join(GOODBYE_SECONDS)
         helper.start()
+        helper.join(max(0.0, patience - time.monotonic()))
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.abandoned = any(thread.is_alive() for thread in threads)
-        self._store.giving_up.set()
+        if self._runtime.wakers <= {self._wake}:
+            # Otherwise another worker of this process still counts on it.
+            self._store.giving_up.set()
         goodbye = self._thread(self._say_goodbye, "workflows-goodbye")
         goodbye.start()
-        goodbye.join(5.0)
+        goodbye.join(GOODBYE_SECONDS)
 
     def _say_goodbye(self) -> None:
         try:
-            held = [(execution.run.id, execution.run.epoch) for execution in self._keeper.live()]
+            left = self._keeper.live()
+            for execution in left:
+                # Before they are anybody else's, so that none of them begins another step.
+                execution.lose()
+            held = [(execution.run.id, execution.run.epoch) for execution in left]
             if held:
                 logger.info("handing back %d runs that did not finish in time", len(held))
                 self._store.hand_back(held)
@@ -294,7 +334,8 @@ class Worker:
                     self._wake.set()
 
     def _execute(self, job: Job) -> None:
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self._store.ticks() - job.run.ticks > self._store.lease_ms / 2:
+            # It waited behind others for so long that it may be somebody else's soon, or by now.
             self._store.hand_back([(job.run.id, job.run.epoch)])
             return
         execution = self._engine.begin(job.run, job.stored)
@@ -326,16 +367,24 @@ class Worker:
                 pause = min(pause * 2, 2.0)
                 continue
             if not more:
-                self._wake.wait(self._runtime.config.poll_interval_ms / 1000)
+                self._wake.wait(self._patience())
+
+    def _patience(self) -> float:
+        """How long to wait for a wake-up: the heartbeat and what waits behind others allow less than a slow poll."""
+        longest = AHEAD_SECONDS if self._outstanding > self.concurrency else HEARTBEAT_SECONDS
+        return min(self._runtime.config.poll_interval_ms / 1000, longest)
 
     def _round(self) -> bool:
         """Claim what there is room for; true when there is more room and probably more to claim."""
         if self._strays:
+            # Counted first: while they are listed one may end and another begin, but none is added.
+            outstanding = self._outstanding
             known = [execution.run.id for execution in self._keeper.live()]
-            if self._outstanding == len(known):
+            if outstanding == len(known):
                 self._store.hand_back_strays(self.id, known)
                 self._strays = False
         self._keep_house()
+        self._return_unbegun()
         with self._count:
             outstanding = self._outstanding
             self._hungry_below = 0
@@ -364,7 +413,6 @@ class Worker:
         return len(batch) == free
 
     def _claim_ahead(self, outstanding: int) -> bool:
-        self._return_unbegun()
         room = self._room_ahead() - (outstanding - self.concurrency)
         if time.monotonic() - self._careful_at > self._runtime.config.poll_interval_ms / 1000:
             # Runs that lost a worker are only taken into free threads: let one become free.

@@ -18,22 +18,11 @@ class MakeApp(Protocol):
     """What the fixture `make_app` gives: bring a `db` to have models of your own on it."""
 
     def __call__(
-        self,
-        url: str,
-        *,
-        db: SQLAlchemy | None = None,
-        workflows: Workflows | None = None,
-        **config: object,
+        self, url: str, *, db: SQLAlchemy | None = None, workflows: Workflows | None = None, **config: object
     ) -> Flask: ...
 
 
-def make_app(
-    url: str,
-    *,
-    db: SQLAlchemy | None = None,
-    workflows: Workflows | None = None,
-    **config: object,
-) -> Flask:
+def make_app(url: str, *, db: SQLAlchemy | None = None, workflows: Workflows | None = None, **config: object) -> Flask:
     """Make an app whose tables, its own and ours, are in the database.
 
     Without `workflows` it gets some of its own, whose pages are open to everybody.

@@ -163,6 +163,19 @@ def flaky(name: str, failures: int) -> str:
 
 
 @workflows.step
+def fork() -> int:
+    """Start a run in a forked process; its exit code."""
+    pid = os.fork()
+    if not pid:
+        import faulthandler
+
+        faulthandler.dump_traceback_later(4)
+        one.spawn()
+        os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+@workflows.step
 def cancel_the_run() -> None:
     note("cancel")
     workflows.cancel(current_run.run_id)
@@ -176,6 +189,16 @@ def five(pause_ms: int = 0) -> str:
     plain("1")
     transactional("2")
     plain("3", pause_ms)
+    transactional("4")
+    return plain("5")
+
+
+@workflows.workflow
+def parent() -> str:
+    plain("1")
+    transactional("2")
+    one.start()
+    plain("3")
     transactional("4")
     return plain("5")
 
@@ -199,6 +222,17 @@ def computing(seconds: float) -> str:
 @workflows.workflow
 def holding(release: str) -> None:
     hold_connection(release)
+
+
+@workflows.workflow
+def reading_then_waiting() -> None:
+    hold_connection("first")
+    blocked("second", "second")
+
+
+@workflows.workflow(queue="q" * 255)
+def large(text: str) -> None:
+    pass
 
 
 @workflows.workflow
@@ -338,6 +372,11 @@ def race() -> str:
     note("race")
     await_file("release")
     return str(threading.get_native_id())
+
+
+@workflows.workflow
+def forking(times: int) -> list[int]:
+    return [fork() for _ in range(times)]
 
 
 @workflows.workflow

@@ -86,13 +86,7 @@ def make_app() -> Iterator[apps.MakeApp]:
     """Make apps with their tables; afterwards no connection of theirs may be in use."""
     made: list[Flask] = []
 
-    def make(
-        url: str,
-        *,
-        db: SQLAlchemy | None = None,
-        workflows: Workflows | None = None,
-        **config: object,
-    ) -> Flask:
+    def make(url: str, *, db: SQLAlchemy | None = None, workflows: Workflows | None = None, **config: object) -> Flask:
         app = apps.make_app(url, db=db, workflows=workflows, **config)
         made.append(app)
 
@@ -143,9 +137,7 @@ def make_busy(database_url: str, tmp_path: Path, make_app: apps.MakeApp) -> Call
     def make(**config: object) -> Flask:
         db = SQLAlchemy(metadata=busy_app.Base.metadata)
 
-        return make_app(
-            database_url, db=db, workflows=busy_app.workflows, BUSY_DIRECTORY=str(tmp_path), **config
-        )
+        return make_app(database_url, db=db, workflows=busy_app.workflows, BUSY_DIRECTORY=str(tmp_path), **config)
 
     return make
 

@@ -26,16 +26,9 @@ from sqlalchemy.engine import URL
 
 StopMode = Literal["fast", "immediate"]
 
-_STOP_SIGNALS: dict[StopMode, signal.Signals] = {
-    "fast": signal.SIGINT,
-    "immediate": signal.SIGQUIT,
-}
+_STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
-_SETTINGS = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
-    "max_connections": "200",
-}
+_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "200"}
 
 # Reads a line when the server is closed in good order, the end of the file when
 # the tests died without a chance to: by `kill -9`, or by pytest's own time-out.
@@ -83,9 +76,7 @@ class PostgresServer:
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     def _execute(self, statement: str, name: str) -> None:
-        with contextlib.closing(
-            self.connect(self._url.database or "postgres")
-        ) as connection:
+        with contextlib.closing(self.connect(self._url.database or "postgres")) as connection:
             connection.execute(sql.SQL(statement).format(sql.Identifier(name)))
 
 
@@ -100,9 +91,7 @@ class PrivatePostgres(PostgresServer):
         package = _find_package()
         self._settings = _SETTINGS | settings
         self._user = _Unprivileged() if os.geteuid() == 0 else None
-        self.home = Path(
-            tempfile.mkdtemp(prefix="flask-workflows-pg-", dir=_public_tmp())
-        )
+        self.home = Path(tempfile.mkdtemp(prefix="flask-workflows-pg-", dir=_public_tmp()))
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: subprocess.Popen[bytes] | None = None
         password = secrets.token_hex(16)
@@ -113,15 +102,9 @@ class PrivatePostgres(PostgresServer):
                 self._user.own(self.home)
 
             self._bin = package / "pginstall" / "bin"
-            self._watcher = self._popen(
-                ["/bin/sh", "-c", _WATCHER, "sh", str(self.home)], stdin=subprocess.PIPE
-            )
+            self._watcher = self._popen(["/bin/sh", "-c", _WATCHER, "sh", str(self.home)], stdin=subprocess.PIPE)
             self._initdb(password)
-            super().__init__(
-                URL.create(
-                    "postgresql", "postgres", password, "127.0.0.1", database="postgres"
-                )
-            )
+            super().__init__(URL.create("postgresql", "postgres", password, "127.0.0.1", database="postgres"))
             self._start_on_a_free_port()
         except BaseException:
             self.close()
@@ -220,11 +203,7 @@ class PrivatePostgres(PostgresServer):
                     raise
 
     def _popen(
-        self,
-        arguments: list[str],
-        *,
-        stdin: int = subprocess.DEVNULL,
-        output: IO[bytes] | int = subprocess.DEVNULL,
+        self, arguments: list[str], *, stdin: int = subprocess.DEVNULL, output: IO[bytes] | int = subprocess.DEVNULL
     ) -> subprocess.Popen[bytes]:
         """Start a process as the server's user, out of reach of the terminal's Ctrl-C."""
         user = self._user
@@ -232,11 +211,7 @@ class PrivatePostgres(PostgresServer):
         return subprocess.Popen(
             arguments,
             cwd=self.home,
-            env={
-                name: value
-                for name, value in os.environ.items()
-                if not name.startswith("PG")
-            },
+            env={name: value for name, value in os.environ.items() if not name.startswith("PG")},
             stdin=stdin,
             stdout=output,
             stderr=output,
@@ -296,9 +271,7 @@ def _open_to_all(path: Path) -> bool:
     real = path.resolve()
     wanted = 0o001 if real.is_dir() else 0o005
 
-    return real.stat().st_mode & wanted == wanted and all(
-        folder.stat().st_mode & 0o001 for folder in real.parents
-    )
+    return real.stat().st_mode & wanted == wanted and all(folder.stat().st_mode & 0o001 for folder in real.parents)
 
 
 def _free_port() -> int:

@@ -15,15 +15,19 @@ from sqlalchemy.engine import make_url
 #: Called before each exchange with what is asked; whatever it raises, the driver raises.
 Watch = Callable[[str], None]
 
-
-def watched_options(url: str, watch: Watch) -> dict[str, Any]:
-    """`SQLALCHEMY_ENGINE_OPTIONS` for an app whose connections are watched."""
-    connect = _watched_sqlite if url.startswith("sqlite") else _watched_postgresql
-
-    return {"creator": lambda: connect(url, watch)}
+#: Called after each exchange with what was asked: whether its reply is lost, and the connection with it.
+Lose = Callable[[str], bool]
 
 
-def _watched_postgresql(url: str, watch: Watch) -> psycopg.Connection[Any]:
+def watched_options(url: str, watch: Watch = lambda asked: None, lose: Lose = lambda asked: False) -> dict[str, Any]:
+    """`SQLALCHEMY_ENGINE_OPTIONS` for an app whose connections are watched; replies get lost on PostgreSQL only."""
+    if url.startswith("sqlite"):
+        return {"creator": lambda: _watched_sqlite(url, watch)}
+
+    return {"creator": lambda: _watched_postgresql(url, watch, lose)}
+
+
+def _watched_postgresql(url: str, watch: Watch, lose: Lose) -> psycopg.Connection[Any]:
     class Cursor(psycopg.Cursor[Any]):
         def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
             self.connection.asked = str(query)  # type: ignore[attr-defined]
@@ -35,8 +39,13 @@ def _watched_postgresql(url: str, watch: Watch) -> psycopg.Connection[Any]:
         def wait(self, generator: Any, *args: Any, **kwargs: Any) -> Any:
             # Every exchange comes through here; those without a cursor are named after what they do.
             name = generator.__qualname__
-            watch(self.asked if "execute" in name else name)
-            return super().wait(generator, *args, **kwargs)
+            asked = self.asked if "execute" in name else name
+            watch(asked)
+            reply = super().wait(generator, *args, **kwargs)
+            if lose(asked):
+                self.close()
+                raise psycopg.OperationalError("server closed the connection unexpectedly")
+            return reply
 
     conninfo = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
     connection = Connection.connect(conninfo)

@@ -9,9 +9,11 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,6 +23,9 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 from flask import Flask
+
+from flask_workflows.worker import Worker
+from tests.apps import runtime_of
 
 T = TypeVar("T")
 
@@ -128,6 +133,23 @@ class Fleet:
 
     def logs(self) -> str:
         return "".join(process.log for process in self.processes)
+
+
+@contextmanager
+def working(app: Flask, *, code: int = 0, **options: Any) -> Iterator[Worker]:
+    """A worker on a thread, which has ended with that code when the block is left."""
+    codes: list[int] = []
+    with app.app_context():
+        worker = runtime_of(app).workflows.worker(**options)
+    thread = threading.Thread(target=lambda: codes.append(worker.run()), name="runs-a-worker")
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+
+    assert codes == [code]
 
 
 def eventually(condition: Callable[[], T], *, within: float = 15, every: float = 0.02) -> T:

@@ -75,8 +75,12 @@ class Order(Base):
 
 
 def make_orders_db() -> SQLAlchemy:
-    """A database with the table of `Order`, for `make_app`."""
-    return SQLAlchemy(metadata=Base.metadata)
+    """A database with the table of `Order`, for `make_app`; the extension's own tables are added to a copy."""
+    metadata = sa.MetaData()
+    for table in Base.metadata.sorted_tables:
+        table.to_metadata(metadata)
+
+    return SQLAlchemy(metadata=metadata)
 
 
 def begin_explicitly(engine: sa.Engine) -> None:

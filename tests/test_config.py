@@ -14,9 +14,7 @@ from flask_workflows.errors import ConfigError
 
 
 def read(**keys: Any) -> WorkflowsConfig:
-    return WorkflowsConfig.from_app_config(
-        {f"WORKFLOWS_{name.upper()}": value for name, value in keys.items()}
-    )
+    return WorkflowsConfig.from_app_config({f"WORKFLOWS_{name.upper()}": value for name, value in keys.items()})
 
 
 def test_defaults_are_the_documented_ones() -> None:
@@ -103,9 +101,7 @@ def test_numbers_out_of_range_are_clamped_with_a_warning(
     config = read(**{name: value})
 
     assert getattr(config, name) == used
-    assert caplog.messages == [
-        f"WORKFLOWS_{name.upper()} is {value}, out of range; using {used}"
-    ]
+    assert caplog.messages == [f"WORKFLOWS_{name.upper()} is {value}, out of range; using {used}"]
 
 
 def test_numbers_in_range_are_taken_silently(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,9 +146,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG)
-def test_wrong_types_and_blank_names_are_refused(
-    name: str, value: object, message: str
-) -> None:
+def test_wrong_types_and_blank_names_are_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         read(**{name: value})
 
@@ -181,9 +175,7 @@ def test_validate_refuses_the_same(name: str, value: Any, message: str) -> None:
         ("url_prefix", "/workflows/", "write '/workflows'"),
     ],
 )
-def test_validate_refuses_what_reading_would_change(
-    name: str, value: Any, message: str
-) -> None:
+def test_validate_refuses_what_reading_would_change(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^WorkflowsConfig.{name} is ") as refusal:
         WorkflowsConfig(**{name: value}).validate()
 
@@ -201,23 +193,14 @@ def test_url_prefix_loses_its_trailing_slash() -> None:
     assert read(url_prefix="/").url_prefix == "/"
 
 
-def test_unread_key_warns_with_the_nearest_name(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    WorkflowsConfig.from_app_config(
-        {"WORKFLOWS_CONCURENCY": 8, "WORKFLOWS_ZZZ": 1, "WORKFLOW_X": 1, "DEBUG": True}
-    )
+def test_unread_key_warns_with_the_nearest_name(caplog: pytest.LogCaptureFixture) -> None:
+    WorkflowsConfig.from_app_config({"WORKFLOWS_CONCURENCY": 8, "WORKFLOWS_ZZZ": 1, "WORKFLOW_X": 1, "DEBUG": True})
 
     assert caplog.record_tuples == [
         (
             "flask_workflows",
             logging.WARNING,
-            "nothing reads the configuration key WORKFLOWS_CONCURENCY; "
-            "did you mean WORKFLOWS_CONCURRENCY?",
+            "nothing reads the configuration key WORKFLOWS_CONCURENCY; did you mean WORKFLOWS_CONCURRENCY?",
         ),
-        (
-            "flask_workflows",
-            logging.WARNING,
-            "nothing reads the configuration key WORKFLOWS_ZZZ",
-        ),
+        ("flask_workflows", logging.WARNING, "nothing reads the configuration key WORKFLOWS_ZZZ"),
     ]

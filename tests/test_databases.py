@@ -26,18 +26,14 @@ def test_each_database_is_empty_and_its_own(postgres_server: PostgresServer) -> 
     with postgres_server.connect(first) as connection:
         connection.execute("CREATE TABLE only_in_the_first (id int)")
     with postgres_server.connect(second) as connection:
-        tables = connection.execute(
-            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
-        ).fetchall()
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
 
     postgres_server.drop_database(first)
     postgres_server.drop_database(second)
     assert tables == []
 
 
-def test_dropping_a_database_throws_its_sessions_out(
-    postgres_server: PostgresServer,
-) -> None:
+def test_dropping_a_database_throws_its_sessions_out(postgres_server: PostgresServer) -> None:
     name = postgres_server.create_database()
 
     with postgres_server.connect(name) as connection:
@@ -48,9 +44,7 @@ def test_dropping_a_database_throws_its_sessions_out(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_committed_rows_and_the_url_survive_a_restart(
-    private_postgres: PrivatePostgres, mode: StopMode
-) -> None:
+def test_committed_rows_and_the_url_survive_a_restart(private_postgres: PrivatePostgres, mode: StopMode) -> None:
     url = private_postgres.url()
     with private_postgres.connect() as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -65,20 +59,14 @@ def test_committed_rows_and_the_url_survive_a_restart(
         assert connection.execute("SELECT answer FROM kept").fetchall() == [(42,)]
 
 
-def test_server_durably_commits_and_admits_200_sessions(
-    private_postgres: PrivatePostgres,
-) -> None:
+def test_server_durably_commits_and_admits_200_sessions(private_postgres: PrivatePostgres) -> None:
     with private_postgres.connect() as connection:
         settings = {
             name: connection.execute("SELECT current_setting(%s)", [name]).fetchone()
             for name in ["fsync", "synchronous_commit", "max_connections"]
         }
 
-    assert settings == {
-        "fsync": ("on",),
-        "synchronous_commit": ("on",),
-        "max_connections": ("200",),
-    }
+    assert settings == {"fsync": ("on",), "synchronous_commit": ("on",), "max_connections": ("200",)}
 
 
 def test_server_goes_with_a_test_run_that_was_killed() -> None:
@@ -87,9 +75,7 @@ def test_server_goes_with_a_test_run_that_was_killed() -> None:
         " print(server.home, flush=True); os._exit(1)"
     )
 
-    killed = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
     home = Path(killed.stdout.strip())
     assert home.is_absolute()

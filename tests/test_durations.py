@@ -38,9 +38,7 @@ from flask_workflows.errors import WorkflowsError
         (timedelta(days=36525), 3_155_760_000_000),
     ],
 )
-def test_seconds_and_timedeltas_become_milliseconds(
-    value: timedelta | float, ms: int
-) -> None:
+def test_seconds_and_timedeltas_become_milliseconds(value: timedelta | float, ms: int) -> None:
     assert to_ms(value, what="delay") == ms
 
 
@@ -53,9 +51,7 @@ def test_durations_are_rounded_up_so_that_nothing_wakes_early() -> None:
     assert to_ms(timedelta(milliseconds=3, microseconds=1), what="delay") == 4
 
 
-@pytest.mark.parametrize(
-    "value", [-1, -0.001, -1e-9, -1e300, timedelta(microseconds=-1), timedelta.min]
-)
+@pytest.mark.parametrize("value", [-1, -0.001, -1e-9, -1e300, timedelta(microseconds=-1), timedelta.min])
 def test_b67_negative_durations_are_refused(value: timedelta | float) -> None:
     with pytest.raises(InvalidDuration, match="timeout must not be negative"):
         to_ms(value, what="timeout")
@@ -63,22 +59,12 @@ def test_b67_negative_durations_are_refused(value: timedelta | float) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_b67_durations_that_are_not_finite_are_refused(value: float) -> None:
-    with pytest.raises(
-        InvalidDuration, match="delay must be a finite number of seconds"
-    ):
+    with pytest.raises(InvalidDuration, match="delay must be a finite number of seconds"):
         to_ms(value, what="delay")
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        1e18,
-        1e300,
-        10**400,
-        timedelta.max,
-        timedelta(days=36525, microseconds=1),
-        2.0**1000,
-    ],
+    "value", [1e18, 1e300, 10**400, timedelta.max, timedelta(days=36525, microseconds=1), 2.0**1000]
 )
 def test_b67_enormous_durations_are_refused(value: timedelta | float) -> None:
     with pytest.raises(InvalidDuration, match="longer than 100 years"):
@@ -87,21 +73,14 @@ def test_b67_enormous_durations_are_refused(value: timedelta | float) -> None:
 
 @pytest.mark.parametrize("value", [True, False, "10", None, Decimal(1), 1j, [1]])
 def test_b67_what_is_no_duration_is_refused(value: Any) -> None:
-    with pytest.raises(
-        InvalidDuration,
-        match=f"delay must be a timedelta .* not {type(value).__name__}",
-    ):
+    with pytest.raises(InvalidDuration, match=f"delay must be a timedelta .* not {type(value).__name__}"):
         to_ms(value, what="delay")
 
 
 def test_b60_an_instant_is_the_same_whatever_its_zone() -> None:
     utc = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 
-    zones = [
-        ZoneInfo("America/Los_Angeles"),
-        ZoneInfo("Asia/Kolkata"),
-        timezone(timedelta(hours=-8)),
-    ]
+    zones = [ZoneInfo("America/Los_Angeles"), ZoneInfo("Asia/Kolkata"), timezone(timedelta(hours=-8))]
     instants = {instant_ms(utc.astimezone(zone), what="wake") for zone in zones}
 
     assert instants == {1_795_953_600_000}
@@ -113,13 +92,9 @@ def test_b60_naive_datetimes_are_refused() -> None:
         instant_ms(datetime(2026, 11, 29, 12, 0), what="wake")  # noqa: DTZ001
 
 
-@pytest.mark.parametrize(
-    "value", [date(2026, 11, 29), 1_795_953_600_000, "2026-11-29T12:00:00Z", None]
-)
+@pytest.mark.parametrize("value", [date(2026, 11, 29), 1_795_953_600_000, "2026-11-29T12:00:00Z", None])
 def test_b60_what_is_no_datetime_is_refused(value: Any) -> None:
-    with pytest.raises(
-        InvalidInstant, match=f"wake must be a datetime .* not {type(value).__name__}"
-    ):
+    with pytest.raises(InvalidInstant, match=f"wake must be a datetime .* not {type(value).__name__}"):
         instant_ms(value, what="wake")
 
 

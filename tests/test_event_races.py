@@ -345,8 +345,7 @@ def test_looking_through_stored_events_and_matching_a_new_one_do_not_deadlock(ap
 
 def waiting_for_locks(app: Flask) -> int:
     ((count,),) = rows(
-        app,
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        app, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
 
     return int(count)
@@ -584,11 +583,7 @@ def test_b17_workers_killed_while_events_come_in_lose_none_of_them(
 def test_b152_an_event_is_not_missed_while_the_listener_is_away(database_url: str, make_app: apps.MakeApp) -> None:
     """The listening connection is killed again and again; the workers poll all the same."""
     app = make_app(
-        database_url,
-        db=make_orders_db(),
-        workflows=declared,
-        WORKFLOWS_DASHBOARD=False,
-        WORKFLOWS_POLL_INTERVAL_MS=500,
+        database_url, db=make_orders_db(), workflows=declared, WORKFLOWS_DASHBOARD=False, WORKFLOWS_POLL_INTERVAL_MS=500
     )
     kill_listener = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                        WHERE datname = current_database() AND query LIKE 'LISTEN%'"""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from datetime import timedelta
 from datetime import UTC
@@ -39,7 +38,6 @@ from tests.event_app import Completed
 from tests.event_app import counting
 from tests.event_app import declared
 from tests.event_app import emitting
-from tests.event_app import finished_at_once
 from tests.event_app import HOUR
 from tests.event_app import in_context
 from tests.event_app import session_of
@@ -137,9 +135,7 @@ def test_an_event_of_a_released_savepoint_vanishes_with_the_outer_rollback(app: 
     assert events(app) == []
 
 
-def test_an_event_of_a_released_savepoint_counts_once_the_outer_transaction_commits(
-    app: Flask, db: SQLAlchemy
-) -> None:
+def test_an_event_of_a_released_savepoint_counts_once_the_outer_transaction_commits(app: Flask, db: SQLAlchemy) -> None:
     run = awaiting_any.spawn()
     declared.tick()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -36,8 +38,10 @@ from example_app.extensions import workflows
 from example_app.models import Course
 from example_app.models import Learner
 from example_app.supervisor import free_port
+from example_app.supervisor import listens
 from example_app.supervisor import ROOT
 from flask_workflows import RunStatus
+from tests.apps import dispose_engines
 
 DAY = timedelta(days=1)
 MINUTE = timedelta(minutes=1)
@@ -72,10 +76,7 @@ def smtp_port(mailbox: Path) -> Iterator[int]:
 def payments_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     app = payments.create_app(
-        {
-            "EXAMPLE_PAYMENTS_DATABASE": tmp_path / "payments.sqlite3",
-            "EXAMPLE_PAYMENTS_SLOW_SECONDS": 0,
-        }
+        {"EXAMPLE_PAYMENTS_DATABASE": tmp_path / "payments.sqlite3", "EXAMPLE_PAYMENTS_SLOW_SECONDS": 0}
     )
     server = make_server("127.0.0.1", 0, app, threaded=True)
     thread = threading.Thread(target=server.serve_forever)
@@ -106,8 +107,7 @@ def app(tmp_path: Path, mailbox: Path, smtp_port: int, payments_url: str) -> Ite
 
     yield app
 
-    with app.app_context():
-        db.engine.dispose()
+    dispose_engines(app)
 
 
 @pytest.fixture
@@ -390,10 +390,7 @@ def test_no_answer_from_the_payment_service_is_worth_another_try(app: Flask) -> 
 def test_payment_service_charges_once_for_one_key(payments_url: str) -> None:
     def pay(card: str, **headers: str) -> tuple[int, str | None]:
         response = requests.post(
-            f"{payments_url}/charges",
-            json={"card": card, "amount": "19.00"},
-            headers=headers,
-            timeout=10,
+            f"{payments_url}/charges", json={"card": card, "amount": "19.00"}, headers=headers, timeout=10
         )
 
         return response.status_code, response.json().get("id")
@@ -446,8 +443,9 @@ def test_learner_page_leads_to_the_runs(app: Flask, client: FlaskClient, clock: 
 
 def test_learner_page_does_without_pruned_runs(app: Flask, client: FlaskClient, clock: Clock) -> None:
     renew(app, client, "tok_4242")
+    clock.instant += 31 * DAY
     with app.app_context():
-        workflows.prune(timedelta(0))
+        workflows.prune()
 
     page = client.get("/learners/1")
 
@@ -482,6 +480,29 @@ def test_busy_port_is_said_at_once() -> None:
 
     assert demo.returncode == 2
     assert f"Port {port} is taken" in demo.stdout
+
+
+def test_demo_ends_with_all_its_processes_on_ctrl_c(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "example_app", "--port", str(port), "--directory", str(tmp_path)]
+
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
+        assert demo.stdout is not None
+        seen = []
+        for line in demo.stdout:
+            seen.append(line)
+            if "workflows list" in line:
+                break
+        demo.send_signal(signal.SIGINT)
+        seen.append(demo.communicate(timeout=60)[0])
+
+    output = "".join(seen)
+    worker = re.search(r"kill -9 (\d+)", output)
+    assert demo.returncode == 0, output
+    assert worker is not None, output
+    assert not listens(port)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(worker[1]), 0)
 
 
 def test_everything_together_survives_a_killed_worker() -> None:

@@ -26,16 +26,7 @@ SHIPPED = {
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     directory = tmp_path_factory.mktemp("dist")
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "-t",
-        "wheel",
-        "-d",
-        str(directory),
-    ]
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (path,) = directory.glob("*.whl")
@@ -45,16 +36,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 @pytest.fixture(scope="module")
 def metadata(wheel: zipfile.ZipFile) -> Message:
-    (name,) = (
-        name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")
-    )
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
 
     return Parser().parsestr(wheel.read(name).decode())
 
 
-def test_wheel_holds_every_file_of_the_package_and_the_plugin_beside_it(
-    wheel: zipfile.ZipFile,
-) -> None:
+def test_wheel_holds_every_file_of_the_package_and_the_plugin_beside_it(wheel: zipfile.ZipFile) -> None:
     expected = {
         f"{target}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, target in SHIPPED.items()
@@ -68,11 +55,7 @@ def test_wheel_holds_every_file_of_the_package_and_the_plugin_beside_it(
 
 
 def test_pytest_finds_the_plugin(wheel: zipfile.ZipFile) -> None:
-    (name,) = (
-        name
-        for name in wheel.namelist()
-        if name.endswith(".dist-info/entry_points.txt")
-    )
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
 
     entries = configparser.ConfigParser()
     entries.read_string(wheel.read(name).decode())
@@ -93,29 +76,21 @@ def test_wheel_holds(wheel: zipfile.ZipFile, name: str) -> None:
     assert name in wheel.namelist()
 
 
-@pytest.mark.parametrize(
-    "folder", ["migrations/versions", "static", "templates/flask_workflows"]
-)
+@pytest.mark.parametrize("folder", ["migrations/versions", "static", "templates/flask_workflows"])
 def test_wheel_holds_files_in(wheel: zipfile.ZipFile, folder: str) -> None:
-    assert any(
-        name.startswith(f"flask_workflows/{folder}/") for name in wheel.namelist()
-    )
+    assert any(name.startswith(f"flask_workflows/{folder}/") for name in wheel.namelist())
 
 
 def test_wheel_carries_its_licence(wheel: zipfile.ZipFile, metadata: Message) -> None:
     assert metadata["License-Expression"] == "MIT"
-    assert any(
-        name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist()
-    )
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in wheel.namelist())
 
 
 def test_drivers_and_migrations_are_extras(metadata: Message) -> None:
     required = metadata.get_all("Requires-Dist", [])
 
     assert metadata.get_all("Provides-Extra") == ["migrate", "postgresql"]
-    assert sorted(
-        line.split(">")[0] for line in required if "extra ==" not in line
-    ) == [
+    assert sorted(line.split(">")[0] for line in required if "extra ==" not in line) == [
         "flask",
         "flask-sqlalchemy",
         "sqlalchemy",

@@ -22,9 +22,7 @@ def test_checkout_has_the_folders_beside_the_package() -> None:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_folders_are_found_inside_the_package_before_beside_it(
-    tmp_path: Path, inside: bool
-) -> None:
+def test_folders_are_found_inside_the_package_before_beside_it(tmp_path: Path, inside: bool) -> None:
     package = tmp_path / "flask_workflows"
     package.mkdir()
     shutil.copy(paths.__file__, package)
@@ -34,9 +32,7 @@ def test_folders_are_found_inside_the_package_before_beside_it(
             (parent / name).mkdir()
 
     code = "from flask_workflows.paths import *; print(TEMPLATES, STATIC, MIGRATIONS, sep='\\n')"
-    printed = subprocess.check_output(
-        [sys.executable, "-c", code], cwd=tmp_path, text=True
-    )
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
 
     expected = package if inside else tmp_path
     assert printed.splitlines() == [str(expected / name) for name in FOLDERS]

@@ -32,9 +32,7 @@ def test_created_tables_are_accepted(engine: sa.Engine) -> None:
 
 def test_check_takes_few_statements(engine: sa.Engine) -> None:
     statements: list[str] = []
-    sa.event.listen(
-        engine, "before_cursor_execute", lambda *args: statements.append(args[2])
-    )
+    sa.event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
 
     check_schema(engine)
 
@@ -76,9 +74,7 @@ def test_missing_column_means_the_package_is_newer(engine: sa.Engine) -> None:
     )
 
 
-def test_column_that_inserts_must_fill_means_the_database_is_newer(
-    engine: sa.Engine,
-) -> None:
+def test_column_that_inserts_must_fill_means_the_database_is_newer(engine: sa.Engine) -> None:
     execute(engine, "ALTER TABLE workflow_runs RENAME COLUMN losses TO lost")
     execute(engine, "ALTER TABLE workflow_runs ADD COLUMN losses INTEGER")
 
@@ -100,10 +96,7 @@ def test_column_that_inserts_may_leave_out_is_only_warned_about(
 
     check_schema(engine)
 
-    assert caplog.messages == [
-        "workflow_runs has columns this version of Flask-Workflows does not know: "
-        "priority"
-    ]
+    assert caplog.messages == ["workflow_runs has columns this version of Flask-Workflows does not know: priority"]
 
 
 def test_tables_of_the_app_are_no_concern(engine: sa.Engine) -> None:
@@ -113,9 +106,7 @@ def test_tables_of_the_app_are_no_concern(engine: sa.Engine) -> None:
 
 
 def test_tables_are_found_through_the_search_path(postgresql_url: str) -> None:
-    engine = sa.create_engine(
-        postgresql_url, connect_args={"options": "-csearch_path=app"}
-    )
+    engine = sa.create_engine(postgresql_url, connect_args={"options": "-csearch_path=app"})
     execute(engine, "CREATE SCHEMA app")
     models.metadata.create_all(engine)
 

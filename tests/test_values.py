@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import field
 from dataclasses import InitVar
@@ -230,6 +231,11 @@ LISBON = ZoneInfo("Europe/Lisbon")
 UUID_1 = UUID("12345678-1234-5678-1234-567812345678")
 
 
+def of(container: Any, *args: Any) -> Any:
+    """Write `container[args]` where the arguments are no types to a type checker."""
+    return container[args[0] if len(args) == 1 else args]
+
+
 def through(annotation: Any, value: Any) -> Any:
     """Store a value and read it, as a replay does."""
     codec = value_codec(annotation)
@@ -262,7 +268,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list | tuple):
         return all(map(same, left, right))
     if isinstance(left, datetime):
-        return left.tzinfo == right.tzinfo and left.utcoffset() == right.utcoffset()
+        return (left.tzinfo, left.utcoffset()) == (right.tzinfo, right.utcoffset())
     if isinstance(left, set | frozenset):
         return sorted(type(item).__name__ for item in left) == sorted(type(item).__name__ for item in right)
     return repr(left) == repr(right)
@@ -344,8 +350,8 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
     (Literal["a"] | Literal["b"], "b"),
     (Literal["auto"] | str, "else"),
     (Literal["auto"] | int, "auto"),
-    (Optional[int], None),
-    (Optional[int], 5),
+    (of(Optional, int), None),
+    (of(Union, int, None), 5),
     (int | str | None, "5"),
     (int | float, 1),
     (int | float, 1.0),
@@ -356,8 +362,8 @@ ROUND_TRIPS: list[tuple[Any, Any]] = [
     (Decimal | int, 1),
     (datetime | int | None, datetime(2026, 1, 1, tzinfo=UTC)),
     (tuple[int, ...] | dict[str, int], (1,)),
-    (Union[Point, int, str, list[Point]], Point(1, 2)),
-    (Union[Point, int, str, list[Point]], [Point(1, 2)]),
+    (Point | int | str | list[Point], Point(1, 2)),
+    (Point | int | str | list[Point], [Point(1, 2)]),
     (Any | None, {"a": None}),
     (Line, Line("a", Decimal("1.10"), 2)),
     (Order, Order(UUID_1, datetime(2026, 1, 1, tzinfo=UTC), [Line("a", Decimal("0.1"))], "n", frozenset("xy"))),
@@ -502,19 +508,19 @@ def scalars() -> st.SearchStrategy[tuple[Any, Any]]:
 
 def containers(inner: st.SearchStrategy[tuple[Any, Any]]) -> st.SearchStrategy[tuple[Any, Any]]:
     return st.one_of(
-        inner.map(lambda pair: (list[pair[0]], [pair[1]] * 2)),  # type: ignore[name-defined]
-        inner.map(lambda pair: (tuple[pair[0], ...], (pair[1],))),  # type: ignore[name-defined]
-        inner.map(lambda pair: (Optional[pair[0]], pair[1])),
-        inner.map(lambda pair: (Page[pair[0]], Page([pair[1]]))),  # type: ignore[name-defined]
-        st.tuples(st.text("abc"), inner).map(lambda it: (dict[str, it[1][0]], {it[0]: it[1][1]})),  # type: ignore[name-defined]
-        st.tuples(inner, inner).map(lambda it: (tuple[it[0][0], it[1][0]], (it[0][1], it[1][1]))),  # type: ignore[name-defined]
+        inner.map(lambda pair: (of(list, pair[0]), [pair[1]] * 2)),
+        inner.map(lambda pair: (of(tuple, pair[0], ...), (pair[1],))),
+        inner.map(lambda pair: (of(Optional, pair[0]), pair[1])),
+        inner.map(lambda pair: (of(Page, pair[0]), Page([pair[1]]))),
+        st.tuples(st.text("abc"), inner).map(lambda it: (of(dict, str, it[1][0]), {it[0]: it[1][1]})),
+        st.tuples(inner, inner).map(lambda it: (of(tuple, it[0][0], it[1][0]), (it[0][1], it[1][1]))),
     )
 
 
 def keyed() -> st.SearchStrategy[tuple[Any, Any]]:
     return st.one_of(
-        scalars().map(lambda pair: (set[pair[0]], {pair[1]})),  # type: ignore[name-defined]
-        scalars().map(lambda pair: (dict[pair[0], int], {pair[1]: 1})),  # type: ignore[name-defined]
+        scalars().map(lambda pair: (of(set, pair[0]), {pair[1]})),
+        scalars().map(lambda pair: (of(dict, pair[0], int), {pair[1]: 1})),
     )
 
 
@@ -564,10 +570,8 @@ def test_whatever_is_not_refused_comes_back_the_same(value: Any) -> None:
     | st.text(),
 )
 def test_b76_whatever_is_stored_is_read_or_is_undecodable(annotation: Any, text: str) -> None:
-    try:
+    with suppress(UndecodableValue):
         value_codec(annotation).load(text)
-    except UndecodableValue:
-        pass
 
 
 # Refused values ----------------------------------------------------------------------------
@@ -671,7 +675,7 @@ def test_b71_keys_that_json_would_make_one_are_refused_at_the_declaration() -> N
             (dict[str, Any], OrderedDict(a=1), "$ is of type collections.OrderedDict"),
             (bytes, bytearray(b"a"), "$ is of type bytearray"),
             (dict[str, int], {"a": 1, "b c": None}, "$['b c'] is of type None"),
-            (Optional[int], "1", "$ is of type str, where the annotation says Optional[int]"),
+            (int | None, "1", "$ is of type str, where the annotation says int | None"),
             (int | list[int], [1, "a"], "$[1] is of type str"),
             (list[int] | list[str], [1, "a"], "$ does not fit list[int] | list[str]"),
             (Literal["a", 1], "b", "$ is none of Literal['a', 1]"),
@@ -684,11 +688,7 @@ def test_b71_keys_that_json_would_make_one_are_refused_at_the_declaration() -> N
             (Movie, {"title": "a", 1: 1}, "$ has '1', which"),
             (Movie, {"title": "a", "year": "1"}, "$.year is of type str"),
             (Point, Point("1", 2), "$.x is of type str"),  # type: ignore[arg-type]
-            (
-                Order,
-                Order(UUID_1, datetime(2026, 1, 1, tzinfo=UTC), [Line("", 1.5)]),
-                "$.lines[0].price is of type float",
-            ),  # type: ignore[arg-type]
+            (list[Line], [Line("", Decimal(1)), Line("", 1.5)], "$[1].price is of type float"),  # type: ignore[arg-type]
             (Node, Node(1, [Node(2, [Node("3")])]), "$.children[0].children[0].value is of type str"),  # type: ignore[arg-type]
         ]
     ),
@@ -872,7 +872,7 @@ def test_unions_that_json_cannot_tell_apart_are_refused_at_the_declaration(annot
 
 
 def test_a_refused_union_is_named_with_its_arms() -> None:
-    with pytest.raises(AnnotationRefused, match=r"`str \| uuid.UUID`: str and UUID are both a JSON string"):
+    with pytest.raises(AnnotationRefused, match=r"`str \| UUID`: str and UUID are both a JSON string"):
         codec_for(str | UUID)
 
 
@@ -899,7 +899,7 @@ def test_a_refused_union_is_named_with_its_arms() -> None:
         "Nowhere",
         list["Nowhere"],  # type: ignore[name-defined]  # noqa: F821
         dict[complex, int],
-        tuple[int, Ellipsis, str],  # type: ignore[misc]
+        of(tuple, int, ..., str),
     ],
     ids=str,
 )
@@ -913,7 +913,7 @@ def test_a_refused_field_is_named() -> None:
     outer = make_dataclass("Outer", [("inner", inner)])
 
     with pytest.raises(AnnotationRefused, match=r"field 'inner' of .*Outer: field 'when' of .*Inner: `str"):
-        codec_for(list[outer])
+        codec_for(of(list, outer))
 
 
 def test_an_init_var_without_default_is_refused_as_it_is_not_kept() -> None:
@@ -971,7 +971,7 @@ def test_a_new_field_takes_its_default() -> None:
             (tuple[int, int], "[1]", r"\$ has 1 items"),
             (set[Any], "[[]]", r"\$ cannot be rebuilt as set"),
             (dict[int, str], '{"x":"a"}', r"\$ has a key that cannot be rebuilt as int"),
-            (Optional[int], "[]", r"\$ is a JSON array"),
+            (int | None, "[]", r"\$ is a JSON array"),
             (Literal["a"], '"b"', r"\$ is none of"),
         ]
     ),
@@ -983,7 +983,7 @@ def test_b76_stored_json_that_no_longer_fits_is_undecodable(annotation: Any, sto
 
 @pytest.mark.parametrize("stored", ["", "{", "nul", "NaN", "-Infinity", "[1] 2", "{'a':1}", "\x00", "9" * 5000])
 def test_b76_stored_text_that_is_no_json_is_undecodable(stored: str) -> None:
-    with pytest.raises(UndecodableValue, match="^the stored result is not JSON"):
+    with pytest.raises(UndecodableValue, match=r"^the stored result is not JSON"):
         value_codec(Any).load(stored)
 
 
@@ -1131,7 +1131,7 @@ def test_arguments_are_refused_with_the_parameter_in_the_path() -> None:
 
 
 def test_the_size_of_all_arguments_is_limited() -> None:
-    with pytest.raises(ValueTooLarge, match="^step 'x': the input is 105 bytes of JSON"):
+    with pytest.raises(ValueTooLarge, match=r"^step 'x': the input is 105 bytes of JSON"):
         CallCodec(unannotated).dump_call(("a" * 97,), {}, where="step 'x'", max_bytes=100)
 
 
@@ -1186,7 +1186,7 @@ def test_an_annotation_that_cannot_be_resolved_is_refused_with_the_place() -> No
 def test_a_name_only_for_type_checkers_is_refused_with_what_to_write() -> None:
     def step() -> WorkflowContext: ...  # type: ignore[empty-body]
 
-    with pytest.raises(AnnotationRefused, match="the return type: .* import it outside `if TYPE_CHECKING:`"):
+    with pytest.raises(AnnotationRefused, match=r"the return type: .* import it outside `if TYPE_CHECKING:`"):
         CallCodec(step)
 
 
@@ -1201,10 +1201,16 @@ def test_builtins_lambdas_and_methods_have_calls_too() -> None:
     class Mailer:
         def send(self, user_id: int) -> None: ...
 
-    for function, args in [(len, ([1],)), (lambda a: a, (1,)), (Mailer().send, (1,)), (re.Pattern.match, (1, "a"))]:
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (len, ([1],)),
+        (lambda a: a, (1,)),
+        (Mailer().send, (1,)),
+        (re.Pattern.match, ("p", "a")),
+    ]
+    for function, args in calls:
         codec = CallCodec(function)
-        loaded_args, loaded_kwargs = codec.load_call(codec.dump_call(args, {}, where="step 'x'"))  # type: ignore[arg-type]
-        assert [*loaded_args, *loaded_kwargs.values()] == list(args)  # type: ignore[call-overload]
+        loaded_args, loaded_kwargs = codec.load_call(codec.dump_call(args, {}, where="step 'x'"))
+        assert [*loaded_args, *loaded_kwargs.values()] == list(args)
 
 
 def test_the_same_input_in_another_order_is_the_same() -> None:
@@ -1261,11 +1267,11 @@ def test_pydantic_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_b73_pydantic_models_come_back_equal() -> None:
     pydantic = pytest.importorskip("pydantic")
     line = pydantic.create_model("Line", price=Decimal, at=datetime, raw=bytes)
-    order = pydantic.create_model("Order", lines=list[line], note=(str | None, None))
+    order = pydantic.create_model("Order", lines=of(list, line), note=(str | None, None))
     value = order(lines=[line(price=Decimal("1.10"), at=datetime(2026, 1, 1, tzinfo=UTC), raw=b"a")])
 
     assert through(order, value) == value
-    assert through(dict[str, list[order] | None], {"a": [value]}) == {"a": [value]}
+    assert through(of(dict, str, of(list, order) | None), {"a": [value]}) == {"a": [value]}
     assert isinstance(through(order, value).lines[0].price, Decimal)
 
 
@@ -1295,7 +1301,7 @@ def test_a_pydantic_model_of_another_class_is_refused() -> None:
 
     assert "is of type" in refusal_of(base, child(a=1, b=2))
     assert refusal_of(Any, base(a=1)).endswith("Base")
-    with pytest.raises(UndecodableValue, match="cannot be rebuilt as .*Base: ValidationError"):
+    with pytest.raises(UndecodableValue, match=r"cannot be rebuilt as .*Base: ValidationError"):
         value_codec(base).load('{"a":"x"}')
     with pytest.raises(AnnotationRefused, match="both a JSON object"):
         codec_for(base | Point)

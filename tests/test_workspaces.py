@@ -32,11 +32,7 @@ pytestmark = pytest.mark.usefixtures("app_context", "clock")
 @pytest.fixture
 def app(database_url: str, make_app: apps.MakeApp) -> Iterator[Flask]:
     yield make_app(
-        database_url,
-        db=make_orders_db(),
-        workflows=declared,
-        WORKFLOWS_DASHBOARD=False,
-        WORKFLOWS_POLL_INTERVAL_MS=20,
+        database_url, db=make_orders_db(), workflows=declared, WORKFLOWS_DASHBOARD=False, WORKFLOWS_POLL_INTERVAL_MS=20
     )
 
     declared.clock = None

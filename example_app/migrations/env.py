@@ -15,11 +15,7 @@ def render_item(kind, item, autogen_context):
     return False
 
 
-options = {
-    "target_metadata": db.metadata,
-    "render_item": render_item,
-    **settings.configure_args,
-}
+options = {"target_metadata": db.metadata, "render_item": render_item, **settings.configure_args}
 
 if context.is_offline_mode():
     context.configure(url=db.engine.url, literal_binds=True, **options)

@@ -11,6 +11,7 @@ from .rows import NewRun
 from .rows import StepWrite
 from .rows import StoredStep
 from .rows import WaitWrite
+from .store import key_busy
 from .store import LeaseGone
 from .store import Scope
 from .store import Store
@@ -26,4 +27,5 @@ __all__ = [
     "Store",
     "StoredStep",
     "WaitWrite",
+    "key_busy",
 ]

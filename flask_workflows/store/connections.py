@@ -24,10 +24,13 @@ class Connections:
     many stay open while unused.
     """
 
-    def __init__(self, engine: sa.Engine, keep: int, prepare: Callable[[Any], None]) -> None:
+    def __init__(
+        self, engine: sa.Engine, keep: int, prepare: Callable[[Any], None], is_dead: Callable[[Any], bool]
+    ) -> None:
         self._engine = engine
         self._keep = keep
         self._prepare = prepare
+        self._is_dead = is_dead
         self._idle: deque[Any] = deque()
         self._pid = os.getpid()
 
@@ -66,10 +69,14 @@ class Connections:
             self._abandoned = list(self._idle)
             self._idle.clear()
             self._pid = os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self.open()
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return self.open()
+            if not self._is_dead(connection):
+                return connection
+            _close(connection)
 
 
 def _close(connection: Any) -> None:

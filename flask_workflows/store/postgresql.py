@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import select
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+
+import sqlalchemy as sa
 
 from . import event_statements as events_sql
 from . import statements as sql
@@ -44,11 +47,22 @@ class PostgreSQL:
     @cache
     def sql(statement: str) -> str:
         """The statement as psycopg wants it."""
-        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement.replace("{now}", _NOW))
+        statement = statement.replace("{now}", _NOW).replace("{skip_locked}", "FOR NO KEY UPDATE SKIP LOCKED")
+        return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement)
 
     def prepare(self, connection: Any) -> None:
         connection.autocommit = True
-        connection.prepare_threshold = 1
+        # Null where the app says so, because a pooler of transactions would mix the statements up.
+        if connection.prepare_threshold is not None:
+            connection.prepare_threshold = 1
+
+    def is_dead(self, connection: Any) -> bool:
+        """Whether the server ended this idle connection, without asking it: then there is something to read."""
+        if connection.closed:
+            return True
+        readable = select.poll()
+        readable.register(connection.fileno(), select.POLLIN)
+        return bool(readable.poll(0))
 
     @contextmanager
     def transaction(self, connection: Any, *, deferred: bool = False) -> Iterator[None]:
@@ -107,12 +121,32 @@ class PostgreSQL:
         params["epochs"] = [epoch for _, epoch in held]
         return list(execute(self.sql(_RENEW), params).fetchall())
 
-    def in_transaction(self, connection: Any) -> bool:
-        """Whether the DBAPI connection's open transaction has written something."""
-        row = connection.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
+    def holds_writes(self, connection: sa.Connection) -> bool:
+        """Whether the connection's open transaction has written something."""
+        raw: Any = connection.connection.dbapi_connection
+        row = raw.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
         return bool(row[0])
 
     holds_write_lock = None
+
+    def is_broken(self, connection: sa.Connection) -> bool:
+        """Whether a statement of the open transaction failed, so that it can only be rolled back."""
+        import psycopg
+
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
+
+    def may_commit(self, connection: sa.Connection) -> bool:
+        """Whether the open transaction has something to commit; where asking costs a round trip, it is taken to have.
+
+        A read-only one takes no record, and one with a snapshot of its own would find the run changed by each
+        renewal of its lease: if they wrote nothing, better none of them is used.
+        """
+        import psycopg
+
+        raw: Any = connection.connection.dbapi_connection
+        strict = raw.isolation_level not in (None, psycopg.IsolationLevel.READ_COMMITTED)
+        return self.holds_writes(connection) if raw.read_only or strict else True
 
     def is_transient(self, error: BaseException) -> bool:
         """Whether the same statement may well succeed later, on this connection or a new one."""

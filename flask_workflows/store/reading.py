@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime
 from datetime import timedelta
@@ -26,6 +27,7 @@ from ..models import runs
 from ..models import steps
 from ..models import workers
 from ..names import id_at
+from ..names import is_clean
 from ..runs import Attempt
 from ..runs import Count
 from ..runs import Cursor
@@ -91,15 +93,10 @@ def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.C
     """
     with engine.connect() as connection:
         try:
-            with _limited(connection, seconds) if seconds is not None else _unlimited():
+            with nullcontext() if seconds is None else _limited(connection, seconds):
                 yield connection
         finally:
             connection.rollback()
-
-
-@contextmanager
-def _unlimited() -> Iterator[None]:
-    yield
 
 
 @contextmanager
@@ -142,6 +139,8 @@ def database_now(connection: sa.Connection) -> datetime:
 
 def read_run(connection: sa.Connection, run_id: str, *, payloads: bool = True) -> Run | None:
     """The run, with its input and output unless told otherwise; null if there is none."""
+    if not is_clean(run_id):
+        return None
     columns = [column for column in runs.c if payloads or column.name not in ("input", "output")]
     row = connection.execute(sa.select(*columns).where(runs.c.id == run_id)).mappings().one_or_none()
     return None if row is None else _run(row)
@@ -203,6 +202,12 @@ def read_steps(
     return tuple(_step(row, row["number"]) for row in rows), rows[0]["total"]
 
 
+def read_step_error(connection: sa.Connection, run_id: str, key: str) -> RunError | None:
+    """The whole error of one step, traceback included."""
+    text = connection.scalar(sa.select(steps.c.error).where(steps.c.run_id == run_id, steps.c.key == key))
+    return None if text is None else RunError.read(text)
+
+
 def count_steps(connection: sa.Connection, run_id: str) -> int:
     return connection.scalar(sa.select(sa.func.count()).where(steps.c.run_id == run_id)) or 0
 
@@ -251,12 +256,12 @@ def list_runs(
         edge = listed[-1].id
 
     if not plan.newer:
+        # A page that is empty leads back to where it began.
         first = listed[0].id if listed else plan.start
-        back = plan.start is not None and first is not None
         return Page(
             tuple(listed),
             older=None if edge is None else str(Cursor(False, edge)),
-            newer=str(Cursor(True, first)) if back and first is not None else None,
+            newer=None if plan.start is None else str(Cursor(True, first or plan.start)),
             searched=scan if edge is not None and not more else None,
         )
 

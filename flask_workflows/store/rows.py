@@ -39,6 +39,8 @@ class ClaimedRun(NamedTuple):
     started_at: int
     cancel_requested_at: int | None
     now: int
+    #: What `Store.ticks` said when it was claimed.
+    ticks: float
 
     @property
     def fresh(self) -> bool:

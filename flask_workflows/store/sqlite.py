@@ -7,6 +7,7 @@ begins IMMEDIATE: a deferred one that reads before it writes can fail at once, w
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
+import sqlalchemy as sa
+
 from . import event_statements as events_sql
 from . import statements as sql
 from .rows import Change
@@ -23,6 +26,12 @@ from .rows import Fenced
 from .rows import StepWrite
 
 BUSY_TIMEOUT_MS = 30_000
+
+#: Where a connection's `info` keeps its count of changes at the beginning of its transaction.
+CHANGES_BEFORE = "flask_workflows_changes"
+
+#: What `sqlite3.LEGACY_TRANSACTION_CONTROL` is, from Python 3.12 on.
+_LEGACY = -1
 
 _NOW = "(SELECT coalesce(:now, CAST(round((julianday('now') - 2440587.5) * 86400000.0) AS integer)))"
 
@@ -34,17 +43,21 @@ class SQLite:
 
     def __init__(self) -> None:
         self._writing = RLock()
+        self._pid = os.getpid()
 
     @staticmethod
     @cache
     def sql(statement: str) -> str:
-        return statement.replace("{now}", _NOW)
+        return statement.replace("{now}", _NOW).replace("{skip_locked}", "")
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
+
+    def is_dead(self, connection: sqlite3.Connection) -> bool:
+        return False
 
     @contextmanager
     def transaction(self, connection: sqlite3.Connection, *, deferred: bool = False) -> Iterator[None]:
@@ -53,6 +66,9 @@ class SQLite:
             # A watched claim begins its own inside the one that was begun for it.
             yield
             return
+        if self._pid != os.getpid():
+            # A thread that is only in the parent may have held it at the fork.
+            self._writing, self._pid = RLock(), os.getpid()
         with self._writing:
             connection.execute("BEGIN" if deferred else "BEGIN IMMEDIATE")
             try:
@@ -134,16 +150,27 @@ class SQLite:
                 renewed.append(row)
         return renewed
 
-    def in_transaction(self, connection: sqlite3.Connection) -> bool:
-        return connection.in_transaction
+    def holds_writes(self, connection: sa.Connection) -> bool:
+        """Whether the connection's open transaction has written something, and so holds the one write lock."""
+        raw: Any = connection.connection.dbapi_connection
+        if not raw.in_transaction:
+            return False
+        if raw.isolation_level is not None and getattr(raw, "autocommit", _LEGACY) == _LEGACY:
+            # The driver opens a transaction for the first statement that writes.
+            return True
+        # The app begins its transactions itself, also to read.
+        return bool(raw.total_changes != connection.info.get(CHANGES_BEFORE))
 
-    #: The same question: an open transaction that wrote holds the one write lock.
-    def holds_write_lock(self, connection: sqlite3.Connection) -> bool:
-        return connection.in_transaction
+    #: The same question, asked for other reasons.
+    holds_write_lock = may_commit = holds_writes
+
+    def is_broken(self, connection: sa.Connection) -> bool:
+        """Never: a statement that fails leaves the transaction as it was."""
+        return False
 
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and not any(
-            word in str(error) for word in ("no such", "syntax error", "has no column")
+            word in str(error) for word in ("no such", "syntax error", "has no column", "unable to open")
         )
 
     def is_conflict(self, error: BaseException) -> bool:

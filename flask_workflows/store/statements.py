@@ -229,11 +229,14 @@ WHERE status <> 'completed' AND status IN ('pending', 'running', 'sleeping', 'wa
 GROUP BY workflow, version
 """
 
-#: Nobody will execute these to their end: the owner is gone, and perhaps the code too.
+#: Nobody will execute these to their end: the owner is gone, and perhaps the code too. `{skip_locked}` leaves out a row
+#: that somebody locks, so that it holds up no other.
 END_CANCELLED = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
     finished_at = {now}, updated_at = {now}
-WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL
+WHERE id IN (
+    SELECT id FROM workflow_runs WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL {skip_locked}
+)
 RETURNING id
 """
 

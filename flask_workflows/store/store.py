@@ -13,6 +13,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Event
 from typing import Any
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
+from ..errors import KeyBusy
 from ..errors import KeyTaken
 from ..errors import SetupError
 from . import event_statements as events_sql
@@ -103,12 +105,12 @@ class Store:
         self.lease_ms = lease_ms
         self.clock = clock
         self.dialect = _dialect(engine)
-        self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare)
+        self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare, is_dead=self.dialect.is_dead)
         #: Set when waiting for the database to come back is to end.
         self.giving_up = Event()
         #: Null save in tests of crashes. A transaction is then opened for every operation.
         self.watcher: Watcher | None = None
-        self._complained_at = float("-inf")
+        self._complained_at: dict[str, float] = {}
         #: Whether a claim saw events or waits that are to be matched; whoever does so says it is false before.
         self.events_wait = False
 
@@ -169,12 +171,13 @@ class Store:
             self.giving_up.wait(pause)
             pause = min(pause * 2, 2.0)
 
-    def complain(self, what: str, error: BaseException) -> None:
-        """Log at most one line in ten seconds about the same kind of trouble."""
+    def complain(self, what: str, error: BaseException, *, run_id: str | None = None) -> None:
+        """Log at most one line in ten seconds about the same kind of trouble. Never raises, whatever handlers do."""
         now = time.monotonic()
-        if now - self._complained_at >= 10:
-            self._complained_at = now
-            logger.warning("%s: %s", what, _first_line(error))
+        if now - self._complained_at.get(what, float("-inf")) >= 10:
+            self._complained_at[what] = now
+            with suppress(Exception):
+                logger.warning("%s%s: %s", "" if run_id is None else f"run {run_id}: ", what, _first_line(error))
 
     def execute_on(self, connection: Any) -> Execute:
         """One way to execute for raw connections and SQLAlchemy's, whose driver SQL is the same."""
@@ -227,8 +230,13 @@ class Store:
         raise KeyTaken(f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see")
 
     def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
-        """As `insert`, committed at once."""
-        return self.once(lambda c: self.insert(c, new_runs), together=True)
+        """As `insert`, committed at once. Raises `KeyBusy` when a rival's uncommitted start is in the way for too long."""
+        try:
+            return self.once(lambda c: self.insert(c, new_runs), together=True)
+        except Exception as error:
+            if self.dialect.is_blocked(error):
+                raise key_busy(new_runs[0], error) from error
+            raise
 
     def find_live_key(self, run: NewRun) -> str | None:
         """The unfinished run that holds this one's key, if it has one."""
@@ -262,10 +270,11 @@ class Store:
             alone=int(alone),
             **scope.params,
         )
+        ticks = self.ticks()
         rows, wait = self.once(lambda c: self.dialect.claim(c, scope.condition, params))
         # Only ever set here: another thread may be about to look.
         self.events_wait = self.events_wait or wait
-        return [ClaimedRun(*row) for row in rows]
+        return [ClaimedRun._make((*row, ticks)) for row in rows]
 
     def next_due(self, scope: Scope) -> int | None:
         """When the first of the runs that may be claimed is due; null where none will ever be."""
@@ -348,10 +357,21 @@ class Store:
             raise LeaseGone
         return fenced
 
-    def record_effect(self, run: ClaimedRun, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
+    def record_effect(
+        self, run: ClaimedRun, key: str, effect: Callable[[Any], str], write: Callable[[str], StepWrite]
+    ) -> str:
         """Do something on a connection and record the call with what it answers, in one transaction."""
+        find = self.dialect.sql(sql.FIND_STEP)
+        tries = 0
 
         def operation(connection: Any) -> str:
+            nonlocal tries
+            tries += 1
+            if tries > 1:
+                # It may have been committed, and only the reply was lost.
+                found = self.execute_on(connection)(find, {"run_id": run.id, "key": key}).fetchone()
+                if found is not None:
+                    return str(found[1])
             done = effect(connection)
             params = self.params(run_id=run.id, epoch=run.epoch)
             fenced = self.dialect.record(self.execute_on(connection), params, [write(done)], touch=True)
@@ -558,6 +578,13 @@ class Store:
         statement = self.dialect.sql(sql.COUNT_PRUNABLE)
         params = {"before": before, "cutoff": cutoff}
         return int(self.once(lambda c: self.execute_on(c)(statement, params).fetchone())[0])
+
+
+def key_busy(run: NewRun, error: BaseException) -> KeyBusy:
+    return KeyBusy(
+        f"another transaction is starting a run of {run.workflow!r} with the same key, or holds the database: "
+        f"{type(error).__name__}; roll back and try again"
+    )
 
 
 def _dialect(engine: sa.Engine) -> PostgreSQL | SQLite:

@@ -1,0 +1,1 @@
+"""How fast the engine is, as shares of what the same database allows: `python -m benchmarks`."""

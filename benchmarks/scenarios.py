@@ -1,0 +1,392 @@
+"""What is measured. Each scenario has a database of its own, in which the limit stands beside the engine's tables.
+
+Engine and limit take turns, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import closing
+from contextlib import contextmanager
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import app
+from benchmarks.app import db
+from benchmarks.databases import Database
+from benchmarks.databases import fresh_database
+from benchmarks.figures import Figure
+from benchmarks.figures import Target
+from benchmarks.limits import make_limit
+from benchmarks.limits import wake_latencies
+from benchmarks.rates import rate
+from benchmarks.subject import Subject
+from benchmarks.subject import Worker
+from flask_workflows.definition import Workflow
+from flask_workflows.names import new_id
+from tests.databases import PostgresServer
+
+#: Of a figure that was measured in a worker with as many threads as the targets are given for.
+CONCURRENCY = 8
+
+ONE = {"number": 1}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    repetitions: int = 5
+    #: Of figures without a target.
+    fewer: int = 3
+    #: That one measurement is meant to last.
+    seconds: float = 1.5
+    #: Runs started one by one in a repetition of S4.
+    starts: int = 120
+    sleepers: int = 100_000
+    idle_seconds: float = 20.0
+
+
+QUICK = Effort(repetitions=2, fewer=1, seconds=0.7, starts=40, sleepers=10_000, idle_seconds=5.0)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a scenario is to be run on."""
+
+    kind: str
+    server: PostgresServer | None
+    effort: Effort
+
+    @contextmanager
+    def database(self) -> Iterator[Database]:
+        with fresh_database(self.kind, self.server) as database:
+            yield database
+
+    @property
+    def on_postgresql(self) -> bool:
+        return self.kind == "postgresql"
+
+    def figure(self, scenario: str, what: str, unit: str, samples: Sequence[float], **others: Any) -> Figure:
+        return Figure(scenario, self.kind, what, unit, samples, **others)
+
+
+# S1 ----------------------------------------------------------------------------------------
+
+
+def enqueue(bench: Bench) -> Iterator[Figure]:
+    """S1: how many runs a second are started, with no worker to share the machine with."""
+    with bench.database() as database:
+        subject = Subject(database)
+        limit = make_limit(database, bench.effort.seconds)
+        measured: dict[str, list[float]] = {}
+        limits: dict[int, list[float]] = {1: [], 4: []}
+        for _ in range(bench.effort.fewer):
+            for clients in limits:
+                limits[clients].append(limit.enqueue(clients))
+                for verb, start in (("start and commit", _start), ("spawn", _spawn)):
+                    what = f"{verb}, threads: {clients}"
+                    measured.setdefault(what, []).append(_starts_per_second(bench, subject, clients, start))
+            measured.setdefault("start_many, 1,000 a commit", []).append(
+                1_000 * _starts_per_second(bench, subject, 1, _start_many)
+            )
+            subject.tidy()
+
+    for what, samples in measured.items():
+        clients = 4 if what.endswith("4") else 1
+        target = Target(10_000) if what.startswith("start_many") else None
+        yield bench.figure("S1", what, "runs/s", samples, limits=limits[clients], wanted=target, aim=target)
+
+
+def _start() -> None:
+    app.one_step.start(1)
+    db.session.commit()
+
+
+def _spawn() -> None:
+    app.one_step.spawn(1)
+
+
+def _start_many() -> None:
+    app.one_step.start_many([{"number": number} for number in range(1_000)])
+    db.session.commit()
+
+
+def _starts_per_second(bench: Bench, subject: Subject, clients: int, start: Callable[[], None]) -> float:
+    def act() -> None:
+        # As in a web request: a context, and with it a session, for each.
+        with subject.app.app_context():
+            start()
+
+    @contextmanager
+    def opened() -> Iterator[Callable[[], None]]:
+        act()
+        yield act
+
+    return rate(clients, bench.effort.seconds, opened)
+
+
+# S2, S3 ------------------------------------------------------------------------------------
+
+
+def drain_one_step(bench: Bench) -> Iterator[Figure]:
+    """S2: how many runs of one step a worker executes in a second."""
+    for concurrency in (1, CONCURRENCY, 32):
+        what = f"drain of 1-step runs, concurrency {concurrency}"
+        targets: Mapping[str, Target] = {}
+        if concurrency == CONCURRENCY and bench.on_postgresql:
+            targets = {"wanted": Target(25, share=True), "aim": Target(37, share=True)}
+        elif concurrency == CONCURRENCY:
+            targets = {"wanted": Target(600), "aim": Target(1_000)}
+        samples, limits = _drains(bench, concurrency, app.one_step, ONE, steps=1, often=bool(targets))
+        yield bench.figure("S2", what, "runs/s", samples, limits=limits, **targets)
+
+
+def drain_ten_steps(bench: Bench) -> Iterator[Figure]:
+    """S3: how many steps a second a worker executes and stores, in runs of ten."""
+    what = f"drain of 10-step runs, concurrency {CONCURRENCY}"
+    samples, limits = _drains(bench, CONCURRENCY, app.many_steps, {"count": 10}, steps=10, often=True)
+    targets = {"wanted": Target(25, share=True), "aim": Target(38, share=True)} if bench.on_postgresql else {}
+    yield bench.figure("S3", what, "steps/s", samples, limits=limits, **targets)
+
+
+def _drains(
+    bench: Bench, concurrency: int, workflow: Workflow[Any, Any], input: Mapping[str, Any], *, steps: int, often: bool
+) -> tuple[list[float], list[float]]:
+    """Rates of the engine and of the limit, in steps a second."""
+    samples, limits = [], []
+    with bench.database() as database:
+        subject = Subject(database)
+        limit = make_limit(database, bench.effort.seconds)
+        with Worker(subject, concurrency):
+            speed = _warm_up(subject, workflow, input)
+            limit.drain(concurrency, steps)
+            for _ in range(bench.effort.repetitions if often else bench.effort.fewer):
+                limits.append(steps * limit.drain(concurrency, steps))
+                number = max(50, int(speed * bench.effort.seconds))
+                speed = subject.drain(workflow, number, input)
+                samples.append(steps * speed)
+
+    return samples, limits
+
+
+def _warm_up(subject: Subject, workflow: Workflow[Any, Any], input: Mapping[str, Any]) -> float:
+    """Let every thread of a worker run everything several times; answer the speed it came to."""
+    subject.drain(workflow, 100, input)
+    return subject.drain(workflow, 300, input)
+
+
+# S4 ----------------------------------------------------------------------------------------
+
+
+def start_latency(bench: Bench) -> Iterator[Figure]:
+    """S4: how long after the call of `commit()` an idle worker in another process begins the run's step."""
+    p50: tuple[list[float], list[float]] = ([], [])
+    p99: tuple[list[float], list[float]] = ([], [])
+    with bench.database() as database:
+        subject = Subject(database)
+        limit = make_limit(database, bench.effort.seconds)
+        with Worker(subject, CONCURRENCY):
+            _warm_up(subject, app.probe, {})
+            for repetition in range(bench.effort.fewer):
+                pauses = _pauses(bench.effort.starts, seed=repetition)
+                latencies = [_latencies(subject, pauses, label=f"probe-{repetition}")]
+                if bench.on_postgresql:
+                    latencies.append(wake_latencies(database, pauses))
+                for place, values in enumerate(latencies):
+                    percentiles = statistics.quantiles(values, n=100)
+                    p50[place].append(percentiles[49])
+                    p99[place].append(percentiles[98])
+        del limit
+
+    for name, (samples, floors), wanted, aim in (("p50", p50, 5, 3), ("p99", p99, None, 10)):
+        yield bench.figure(
+            "S4",
+            f"commit to step, {name}",
+            "ms",
+            samples,
+            limits=floors,
+            wanted=None if wanted is None else Target(wanted, at_most=True),
+            aim=Target(aim, at_most=True),
+        )
+
+
+def _pauses(number: int, seed: int) -> list[float]:
+    """Long enough that the worker is idle again, uneven so that they keep no step with any polling."""
+    dice = random.Random(seed)
+    return [dice.uniform(0.03, 0.06) for _ in range(number)]
+
+
+def _latencies(subject: Subject, pauses: Sequence[float], label: str) -> list[float]:
+    committed = []
+    for pause in pauses:
+        time.sleep(pause)
+        with subject.app.app_context():
+            app.probe.using(workspace=label).start()
+            committed.append(time.monotonic_ns())
+            db.session.commit()
+    statement = "SELECT output FROM workflow_runs WHERE workspace = :label AND output IS NOT NULL ORDER BY id"
+    subject.wait_until(lambda: len(subject.rows(statement, label=label)) == len(pauses), "the probes")
+    started = [int(row[0]) for row in subject.rows(statement, label=label)]
+
+    return [(after - before) / 1e6 for before, after in zip(committed, started, strict=True)]
+
+
+# S5 ----------------------------------------------------------------------------------------
+
+
+def replay(bench: Bench) -> Iterator[Figure]:
+    """S5: how long an execution takes that finds all its steps recorded, from its claim to its end."""
+    with bench.database() as database:
+        subject = Subject(database)
+        with Worker(subject, CONCURRENCY):
+            for steps in (1_000, 10_000):
+                subject.drain(app.many_steps, 1, {"count": steps})
+                template = str(subject.rows("SELECT id FROM workflow_runs WHERE finished_at IS NOT NULL")[-1][0])
+                subject.tidy()
+                _replay(subject, template)
+                samples, floors = [], []
+                for _ in range(bench.effort.repetitions):
+                    floors.append(_read_history(subject, template))
+                    samples.append(_replay(subject, template))
+                subject.change("DELETE FROM workflow_runs")
+                targets = {"wanted": Target(500, at_most=True), "aim": Target(150, at_most=True)}
+                what = f"replay of {steps:,} steps"
+                yield bench.figure("S5", what, "ms", samples, limits=floors, **(targets if steps == 10_000 else {}))
+
+
+def _replay(subject: Subject, template: str) -> float:
+    """Execute a copy of a run whose every step is recorded; answer the milliseconds by the database's clock."""
+    id = new_id()
+    unfinished = dict.fromkeys(("output", "started_at", "finished_at"), "NULL")
+    subject.copy(template, 1, f"'{id}'", **unfinished, status="'pending'", epoch="1", due_at="created_at")
+    statement = "SELECT status, started_at, finished_at FROM workflow_runs WHERE id = :id"
+    subject.wait_until(lambda: subject.rows(statement, id=id)[0][2] is not None, "a replay")
+    status, began, ended = subject.rows(statement, id=id)[0]
+    if status != "completed":
+        raise RuntimeError(f"the replay is {status}")
+    subject.change("DELETE FROM workflow_steps WHERE run_id = :id", id=id)
+
+    return float(ended - began)
+
+
+def _read_history(subject: Subject, run_id: str) -> float:
+    """Milliseconds to read what a run recorded and to decode it: the least a replay can do."""
+    began = time.perf_counter()
+    for input, output in subject.rows("SELECT input, output FROM workflow_steps WHERE run_id = :id", id=run_id):
+        json.loads(input)
+        json.loads(output)
+
+    return (time.perf_counter() - began) * 1_000
+
+
+# S6 ----------------------------------------------------------------------------------------
+
+
+def sleepers(bench: Bench) -> Iterator[Figure]:
+    """S6: what sleeping runs cost a worker that is busy, and one that is idle."""
+    crowd = f"{bench.effort.sleepers:,} sleepers"
+    with bench.database() as empty, bench.database() as crowded:
+        subjects = {"no sleepers": Subject(empty), crowd: Subject(crowded)}
+        _add_sleepers(subjects[crowd], bench.effort.sleepers)
+        yield from _idle(bench, subjects)
+        rates = _drain_in_turn(bench, list(subjects.values()))
+
+    for what, samples in zip(subjects, rates, strict=True):
+        yield bench.figure("S6", f"S2 at concurrency {CONCURRENCY}, {what}", "runs/s", samples)
+    losses = [100 * (1 - after / before) for before, after in zip(*rates, strict=True)]
+    yield bench.figure(
+        "S6", f"loss with {crowd}", "%", losses, wanted=Target(10, at_most=True), aim=Target(5, at_most=True)
+    )
+
+
+def _add_sleepers(subject: Subject, number: int) -> None:
+    """Let one run fall asleep, and copy it: its row and the row of its sleep."""
+    with Worker(subject, 1), subject.app.app_context():
+        template = app.nap.spawn(days=30).id
+        subject.wait_until(lambda: bool(subject.rows(_ASLEEP)), "a run to fall asleep")
+    digits = "substr(CAST(1000000000000 + value AS text), 2)"
+    subject.copy(template, number - 1, f"'01900000-0000-7000-8000-' || {digits}", due_at="due_at + value")
+    subject.tidy()
+
+
+_ASLEEP = "SELECT 1 FROM workflow_runs WHERE status = 'sleeping'"
+
+
+def _drain_in_turn(bench: Bench, subjects: Sequence[Subject]) -> list[list[float]]:
+    rates: list[list[float]] = [[] for _ in subjects]
+    with ExitStack() as stack:
+        for subject in subjects:
+            stack.enter_context(Worker(subject, CONCURRENCY))
+        speed = min(_warm_up(subject, app.one_step, ONE) for subject in subjects)
+        for repetition in range(bench.effort.repetitions):
+            # Turned about each time, so that neither always comes second.
+            order = list(zip(subjects, rates, strict=True))
+            for subject, samples in order if repetition % 2 else reversed(order):
+                samples.append(subject.drain(app.one_step, int(speed * bench.effort.seconds), ONE))
+
+    return rates
+
+
+def _idle(bench: Bench, subjects: Mapping[str, Subject]) -> Iterator[Figure]:
+    """Memory and queries of workers with nothing to do."""
+    with tempfile.TemporaryDirectory(prefix="flask-workflows-bench-") as directory, ExitStack() as stack:
+        workers = []
+        counters: list[Callable[[], int]] = []
+        for number, subject in zip(itertools.count(), subjects.values()):
+            file = Path(directory) / str(number)
+            file.write_text("0")
+            workers.append(stack.enter_context(Worker(subject, CONCURRENCY, FLASK_BENCHMARKS_COUNTER=str(file))))
+            counters.append(_counter(subject.database, file))
+            subject.drain(app.one_step, 50, ONE)
+        time.sleep(2)
+        before = [count() for count in counters]
+        began = time.monotonic()
+        time.sleep(bench.effort.idle_seconds)
+        elapsed = time.monotonic() - began
+        counted = [count() - earlier for count, earlier in zip(counters, before, strict=True)]
+        memory = [worker.resident_mb for worker in workers]
+
+    wanted = Target(1.2, at_most=True)
+    for what, queries, resident in zip(subjects, counted, memory, strict=True):
+        yield bench.figure("S6", f"idle worker, {what}", "queries/s", [queries / elapsed], wanted=wanted)
+        yield bench.figure("S6", f"idle worker, {what}", "MB", [resident])
+
+
+def _counter(database: Database, file: Path) -> Callable[[], int]:
+    """Statements on SQLite, which the worker counts itself; on PostgreSQL transactions, by the server's statistics."""
+    if database.kind == "sqlite":
+        return lambda: int(file.read_text())
+
+    def transactions() -> int:
+        assert database.server is not None
+        # From another database: what looks is not to be counted.
+        with closing(database.server.connect()) as connection:
+            row = connection.execute(
+                "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s", (database.name,)
+            ).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    return transactions
+
+
+SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
+    "S1": enqueue,
+    "S2": drain_one_step,
+    "S3": drain_ten_steps,
+    "S4": start_latency,
+    "S5": replay,
+    "S6": sleepers,
+}

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flask_workflows.payloads import Folded
+from flask_workflows.payloads import Frame
+from flask_workflows.payloads import Hidden
+from flask_workflows.payloads import read_traceback
+from flask_workflows.payloads import show_value
+from flask_workflows.payloads import Shown
+from flask_workflows.runs import Head
+
+
+def shown(stored: str) -> Shown:
+    return show_value(Head(stored, len(stored)))
+
+
+@pytest.mark.parametrize(
+    ("stored", "laid_out"),
+    [
+        ("null", "null"),
+        ("true", "true"),
+        ("1.50", "1.50"),
+        ("1e400", "1e400"),
+        ("NaN", "NaN"),
+        ('"a\\u20ac\\n\\u0007"', '"a€\\n\\u0007"'),
+        ("[]", "[]"),
+        ("{}", "{}"),
+        ('{"a":[1,{"b":null}]}', '{\n  "a": [\n    1,\n    {\n      "b": null\n    }\n  ]\n}'),
+        ('{"a":1,"a":2}', '{\n  "a": 1,\n  "a": 2\n}'),
+    ],
+)
+def test_value_is_laid_out_as_it_is_stored(stored: str, laid_out: str) -> None:
+    assert shown(stored) == Shown((laid_out,))
+
+
+def test_secret_leaves_a_mark() -> None:
+    """B111"""
+    assert shown('{"token": {"a": 1}, "auth": null, "private": true, "b": 1}').parts == (
+        '{\n  "token": ',
+        Hidden("token"),
+        ',\n  "auth": null,\n  "private": true,\n  "b": 1\n}',
+    )
+
+
+def test_long_value_is_cut_where_it_is_said() -> None:
+    value = shown(json.dumps(["x" * 100] * 500))
+
+    assert value.note == "The first 20 kB of 52 kB."
+    assert sum(len(str(part)) for part in value.parts) == 20_001
+    assert value.parts[-1] == "…"
+
+
+def test_beginning_of_a_huge_value_is_shown_as_stored() -> None:
+    value = show_value(Head('{"password": "hunter2", "a": "', 4_200_000))
+
+    assert value.note == "The beginning of 4.2 MB, as it is stored."
+    assert value.parts == ('{"password": "[hidden]", "a": "', "…")
+
+
+@pytest.mark.parametrize("stored", ["", "{", "[1,", "nope", "[" * 10_000, "\x00"])
+def test_what_is_not_json_is_shown_with_the_reason(stored: str) -> None:
+    """B76"""
+    value = shown(stored)
+
+    assert value.note.startswith("Not readable as JSON (")
+    assert value.parts == (stored[:2_000],)
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/env/lib/python3/site-packages/urllib3/pool.py", line 7, in get
+    return x()
+           ^^^
+  File "/env/lib/python3/site-packages/requests/api.py", line 9, in get
+    raise Error
+Error: refused
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/srv/shop/billing.py", line 118, in charge
+    pay(token="abc")
+  File "<string>", line 1, in <module>
+shop.Declined: no funds
+second line
+"""
+
+
+def test_traceback_is_told_in_frames() -> None:
+    assert read_traceback(TRACEBACK) == (
+        Folded(
+            (
+                Frame("/env/lib/python3/site-packages/urllib3/pool.py", "7", "get", "return x()"),
+                Frame("/env/lib/python3/site-packages/requests/api.py", "9", "get", "raise Error"),
+            )
+        ),
+        "Error: refused",
+        "The above exception was the direct cause of the following exception:",
+        Frame("/srv/shop/billing.py", "118", "charge", 'pay(token="[hidden]")'),
+        Frame("<string>", "1", "<module>"),
+        "shop.Declined: no funds",
+        "second line",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "nothing like it", 'File "', '  File "a", line 1', "\n\n"])
+def test_any_text_passes_for_a_traceback(text: str) -> None:
+    read_traceback(text)
+
+
+def test_own_code_and_the_standard_library_are_folded() -> None:
+    (folded,) = read_traceback(
+        f'  File "{json.__file__}", line 1, in loads\n  File "{__import__("flask_workflows").__file__}", line 2, in f'
+    )
+
+    assert isinstance(folded, Folded)
+    assert len(folded.frames) == 2

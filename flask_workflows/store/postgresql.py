@@ -71,7 +71,7 @@ class PostgreSQL:
 
     def written(self, connection: Any) -> bool:
         """Something else once the open transaction has changed a row."""
-        return self.in_transaction(connection)
+        return self._has_written(connection)
 
     def clock(self, execute: Any, now: int | None) -> int:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
@@ -123,7 +123,9 @@ class PostgreSQL:
 
     def holds_writes(self, connection: sa.Connection) -> bool:
         """Whether the connection's open transaction has written something."""
-        raw: Any = connection.connection.dbapi_connection
+        return self._has_written(connection.connection.dbapi_connection)
+
+    def _has_written(self, raw: Any) -> bool:
         row = raw.execute("SELECT pg_current_xact_id_if_assigned() IS NOT NULL").fetchone()
         return bool(row[0])
 

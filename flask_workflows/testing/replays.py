@@ -84,7 +84,7 @@ def _replay(runtime: Runtime, run: Run, stored: list[StoredStep]) -> None:
         args, kwargs = workflow.codec.load_call(str(run.input_json), where=workflow.where)
     except UndecodableValue as error:
         _fail(run, str(error))
-    execution = _Replay(runtime.store, _claimed(run), stored, strict=workflow.strict)
+    execution = _Replay(runtime.store, _claimed(runtime, run), stored, strict=workflow.strict)
     with runtime.app.app_context():
         context = WorkflowContext(runtime, execution)
         token = _current.set(context)
@@ -148,7 +148,7 @@ def _place_of(error: BaseException) -> str:
     return f"{place.filename}:{place.lineno}" + (f" ({place.line})" if place.line else "")
 
 
-def _claimed(run: Run) -> ClaimedRun:
+def _claimed(runtime: Runtime, run: Run) -> ClaimedRun:
     created = _ms(run.created_at)
     return ClaimedRun(
         id=run.id,
@@ -167,6 +167,7 @@ def _claimed(run: Run) -> ClaimedRun:
         started_at=_ms(run.started_at) if run.started_at is not None else created,
         cancel_requested_at=None,
         now=_ms(run.updated_at),
+        ticks=runtime.store.ticks(),
     )
 
 

@@ -129,7 +129,7 @@ def _returned(run: Run, execution: _Replay, workflow: Workflow[Any, Any], value:
     if execution.interrupt is not None:
         return
     try:
-        execution.history.ended()
+        execution.history.ended(workflow.place)
         output = workflow.codec.result.dump(value, where=workflow.where)
     except (NonDeterminismError, ValueRefused) as error:
         _fail(run, str(error))

@@ -7,12 +7,14 @@ from decimal import Decimal
 import sqlalchemy as sa
 
 from example_app.extensions import db
+from example_app.extensions import workflows
 from example_app.models import Account
 from example_app.models import Course
 from example_app.models import Enrolment
 from example_app.models import Learner
 from example_app.models import now
 from example_app.pace import DAY
+from example_app.workflows import CourseCompleted
 from example_app.workflows import onboarding
 from example_app.workflows import renewal
 from example_app.workflows import trial_reminders
@@ -64,7 +66,10 @@ def renew(account: Account) -> None:
 
 
 def finish(enrolment: Enrolment) -> None:
-    enrolment.completed_at = enrolment.completed_at or now()
+    """Note that a course is finished, and tell whoever waits for it; both happen with the caller's commit."""
+    if enrolment.completed_at is None:
+        enrolment.completed_at = now()
+        workflows.emit(CourseCompleted(enrolment.learner_id, enrolment.course_id))
 
 
 def seed_courses() -> None:

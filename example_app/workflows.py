@@ -6,6 +6,7 @@ their stored result, sleeps hold no worker, and a restart loses nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from example_app import billing
@@ -27,15 +28,24 @@ from flask_workflows import StepFailed
 from flask_workflows import WorkflowContext
 
 
+@workflows.event("course.completed")
+@dataclass(frozen=True)
+class CourseCompleted:
+    """A learner finished a course."""
+
+    learner_id: int
+    course_id: int
+
+
 @workflows.workflow
 def onboarding(ctx: WorkflowContext, learner_id: int) -> bool:
     """Welcomes a new learner, then nudges them if they finish no course within a week."""
     send_mail(learner_id, "welcome")
-    ctx.sleep(7 * DAY)
-    finished = has_finished_a_course(learner_id)
-    if not finished:
+    # One who finishes before the welcome is sent counts too: `since` takes events from the start on.
+    finished = ctx.wait_for(CourseCompleted, match={"learner_id": learner_id}, timeout=7 * DAY, since=ctx.started_at)
+    if finished is None:
         send_mail(learner_id, "nudge")
-    return finished
+    return finished is not None
 
 
 @workflows.workflow
@@ -78,12 +88,6 @@ def send_mail(learner_id: int, template: str) -> None:
     mail.deliver(message)
     # Not committed here: it commits together with the step's result.
     db.session.add(SentMail(learner_id=learner_id, template=template, subject=message["Subject"]))
-
-
-@workflows.step
-def has_finished_a_course(learner_id: int) -> bool:
-    learner = db.session.get_one(Learner, learner_id)
-    return any(enrolment.completed_at for enrolment in learner.enrolments)
 
 
 @workflows.step

@@ -35,12 +35,23 @@ from example_app.billing import charge
 from example_app.billing import PaymentUnavailable
 from example_app.extensions import db
 from example_app.extensions import workflows
+from example_app.models import Charge
 from example_app.models import Course
 from example_app.models import Learner
 from example_app.supervisor import free_port
 from example_app.supervisor import listens
 from example_app.supervisor import ROOT
+from example_app.workflows import onboarding
+from example_app.workflows import renewal
+from example_app.workflows import trial_reminders
+from flask_workflows import RunQuery
 from flask_workflows import RunStatus
+from flask_workflows.testing import advance_until_idle
+from flask_workflows.testing import assert_replays
+from flask_workflows.testing import every_crash
+from flask_workflows.testing import FixedClock
+from flask_workflows.testing import run_until_idle
+from flask_workflows.testing import WorkflowsFake
 from tests.apps import dispose_engines
 
 DAY = timedelta(days=1)
@@ -118,6 +129,13 @@ def clock(app: Flask, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
+def kit_clock(app: Flask, monkeypatch: pytest.MonkeyPatch) -> FixedClock:
+    clock = FixedClock(datetime.now(UTC))
+    monkeypatch.setattr(workflows, "clock", clock)
+    return clock
+
+
+@pytest.fixture
 def client(app: Flask) -> FlaskClient:
     return app.test_client()
 
@@ -181,9 +199,10 @@ def test_sign_up_starts_onboarding_and_reminders(app: Flask, client: FlaskClient
     assert "Sourdough" in mail.read_mailbox(mailbox)[0].body
     with app.app_context():
         learner = db.session.scalars(sa.select(Learner)).one()
-        for run_id in (learner.onboarding_run_id, learner.trial_run_id):
-            assert run_id is not None
-            assert workflows.get(run_id).status == RunStatus.SLEEPING
+        assert learner.onboarding_run_id is not None
+        assert learner.trial_run_id is not None
+        assert workflows.get(learner.onboarding_run_id).status == RunStatus.WAITING
+        assert workflows.get(learner.trial_run_id).status == RunStatus.SLEEPING
 
 
 def test_rolled_back_sign_up_leaves_nothing(app: Flask, clock: Clock, mailbox: Path) -> None:
@@ -241,6 +260,72 @@ def test_form_without_its_token_is_refused(app: Flask, client: FlaskClient) -> N
 
     assert answers == [400, 400]
     assert count_runs(app) == 0
+
+
+# The flows, by the test kit
+
+
+def test_kit_sees_what_signing_up_starts(app: Flask, client: FlaskClient, clock: Clock, mailbox: Path) -> None:
+    with WorkflowsFake(workflows) as fake:
+        sign_up(client)
+
+        fake.assert_started(onboarding, learner_id=1)
+        fake.assert_started_times(trial_reminders, 1)
+        fake.assert_not_started(renewal)
+    assert templates(mailbox) == []
+
+
+def test_kit_runs_every_flow_to_its_end(app: Flask, client: FlaskClient, kit_clock: FixedClock, mailbox: Path) -> None:
+    sign_up(client)
+    post(client, "/accounts/1/renew", page="/learners/1")
+    with app.app_context():
+        advance_until_idle(workflows)
+
+        runs = workflows.runs()
+        for run in runs:
+            assert_replays(workflows, run.id)
+
+    assert {run.workflow: str(run.status) for run in runs} == {
+        "onboarding": "completed",
+        "trial_reminders": "completed",
+        "renewal": "completed",
+    }
+    assert Counter(templates(mailbox)) == Counter(["welcome", "receipt", "nudge", "trial-3-days", "trial-ended"])
+
+
+def test_kit_finishes_an_onboarding_by_its_event(app: Flask, client: FlaskClient, kit_clock: FixedClock) -> None:
+    sign_up(client)
+    with app.app_context():
+        run_until_idle(workflows)
+    kit_clock.advance(DAY)
+
+    post(client, "/enrolments/1/finish", page="/learners/1")
+    with app.app_context():
+        run_until_idle(workflows)
+
+        [run] = workflows.runs(RunQuery(workflow="onboarding"))
+        assert (run.status, workflows.get(run.id).output) == (RunStatus.COMPLETED, True)
+
+
+def test_kit_charges_once_whatever_write_a_renewal_crashes_at(
+    app: Flask, client: FlaskClient, kit_clock: FixedClock, payments_url: str
+) -> None:
+    sign_up(client)
+    expected = 0
+    for crash in every_crash(workflows):
+        with app.app_context():
+            with crash:
+                run = renewal.spawn(account_id=1)
+                run_until_idle(workflows)
+            advance_until_idle(workflows)
+        expected = len(charges_of_service(payments_url))
+
+    with app.app_context():
+        noted = db.session.scalars(sa.select(Charge.receipt_id)).all()
+        done = workflows.runs(RunQuery(workflow="renewal", limit=1000))
+    assert run.created
+    assert len(set(noted)) == len(noted) == expected == len(done)
+    assert {str(one.status) for one in done} == {"completed"}
 
 
 # Onboarding and trial

@@ -37,6 +37,8 @@ from flask_workflows.errors import RunNotSleeping
 from flask_workflows.errors import SchemaError
 from flask_workflows.errors import SetupError
 from flask_workflows.errors import UndecodableValue
+from flask_workflows.errors import UnregisteredEvent
+from flask_workflows.errors import ValueRefused
 from flask_workflows.errors import WorkflowsError
 from flask_workflows.explain import Surroundings
 from flask_workflows.logs import configure_worker_logging
@@ -52,6 +54,7 @@ from flask_workflows.store.reading import count_ahead
 from flask_workflows.store.reading import live_workers
 from flask_workflows.store.reading import read_open_steps
 from flask_workflows.store.reading import reading
+from flask_workflows.values import loads
 
 logger = logging.getLogger("flask_workflows")
 
@@ -71,7 +74,7 @@ class _Conflict(_Refused):
 def _refusal(error: WorkflowsError) -> _Refused:
     line = " ".join(str(error).split())
     match error:
-        case RunNotFound() | NotRegistered():
+        case RunNotFound() | NotRegistered() | UnregisteredEvent():
             return _NotFound(line)
         case RunFinished() | RunNotFailed() | RunNotSleeping() | RunChanged() | KeyTaken() | KeyBusy():
             return _Conflict(line)
@@ -342,6 +345,33 @@ def start(name: str, text: str, key: str | None, workspace: str | None, delay: t
     click.echo(handle.id)
     if not handle.created:
         click.echo(f"already started with the key {key!r}, and not finished", err=True)
+
+
+@workflows_group.command()
+@click.argument("name")
+@click.option(
+    "--payload",
+    "text",
+    default="null",
+    callback=_read_input,
+    metavar="JSON|@FILE|-",
+    help="What the event carries, as JSON; @FILE reads a file, - standard input.",
+)
+@click.option("--workspace", callback=_label, help="Wake only the runs of this workspace.")
+@click.option("--delivery-id", callback=_label, help="Your own id; an event with it that is stored already is the same.")
+def emit(name: str, text: str, workspace: str | None, delivery_id: str | None) -> None:
+    """Emit the event NAME, committed at once."""
+    workflows = _importing_runtime().workflows
+    try:
+        payload = loads(text)
+    except UndecodableValue as error:
+        raise click.BadParameter(str(error), param_hint="'--payload'") from error
+
+    try:
+        created = workflows.deliver(name, payload, workspace=workspace, delivery_id=delivery_id)
+    except ValueRefused as error:
+        raise click.BadParameter(str(error), param_hint="'--payload'") from error
+    click.echo("emitted" if created else f"already there with the delivery id {delivery_id!r}")
 
 
 @workflows_group.command()

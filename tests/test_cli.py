@@ -324,6 +324,36 @@ def test_start_with_a_key_in_use_prints_the_run_that_has_it(app: Flask) -> None:
     assert "already started with the key 'k'" in second.stderr
 
 
+def test_emit_wakes_the_run_that_waits_for_it(app: Flask, workflows: Workflows) -> None:
+    workflows.event("paid")
+
+    @workflows.workflow
+    def dunning(ctx: WorkflowContext, user_id: int) -> bool:
+        """Waits for money."""
+        return ctx.wait_for("paid", match={"user_id": user_id}) is not None
+
+    run_id = run(app, "start", "dunning", "--input", '{"user_id": 8}').output.strip()
+    workflows.tick()
+
+    result = run(app, "emit", "paid", "--payload", '{"user_id": 8}', "--delivery-id", "hook-1")
+    again = run(app, "emit", "paid", "--payload", '{"user_id": 8}', "--delivery-id", "hook-1")
+    workflows.tick()
+
+    assert result.output == "emitted\n"
+    assert again.output == "already there with the delivery id 'hook-1'\n"
+    assert workflows.get(run_id).output is True
+
+
+def test_emit_of_an_unknown_event_or_bad_json_says_so(app: Flask) -> None:
+    workflows_of(app).event("paid")
+
+    unknown = run(app, "emit", "refunded", exit_code=3)
+    broken = run(app, "emit", "paid", "--payload", "{", exit_code=2)
+
+    assert "no event 'refunded' is registered" in unknown.output
+    assert "--payload" in broken.output
+
+
 def test_start_of_what_is_not_registered_names_the_remedy(app: Flask) -> None:
     result = run(app, "start", "onbording", exit_code=3)
 

@@ -218,6 +218,10 @@ def _numbered(step: Step) -> Text:
 
 def _waited_for(step: Step | None) -> Text:
     match step:
+        case Step(kind="wait") if ":" not in step.key:
+            return ("the first of several events",)
+        case Step(kind="receive"):
+            return ("message ", Name(step.label.removeprefix("receive ")))
         case Step(kind="wait"):
             return ("event ", Name(step.label.removeprefix("wait ")))
         case Step(kind="start"):

@@ -20,7 +20,7 @@ from .runs import Step
 #: Narrower bars cannot be seen. In percent, as all places and widths here.
 NARROWEST = 0.6
 
-_WAITS = ("sleep", "wait", "start")
+_WAITS = ("sleep", "wait", "receive", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def draw(steps: Sequence[Step], *, now: datetime) -> Timeline | None:
 def _spans(step: Step, now: datetime) -> Iterator[_Span]:
     if step.kind in _WAITS:
         if step.started_at is not None:
-            kind = "waiting" if step.kind == "wait" else "sleeping"
+            kind = "waiting" if step.kind in ("wait", "receive") else "sleeping"
             yield _span(kind, step.started_at, step.finished_at or now)
         return
 

@@ -344,6 +344,13 @@ def test_retry_that_is_due_says_what_it_waits_for() -> None:
     assert more.startswith("No worker is live. Start one")
 
 
+def test_waiting_run_names_a_message_or_that_any_of_several_will_do() -> None:
+    run = a_run(RunStatus.WAITING, due_at=None)
+
+    assert line(run, a_step("$receive:approve", "waiting", kind="receive")) == "message approve"
+    assert line(run, a_step("$wait#2", "waiting", kind="wait")) == "the first of several events"
+
+
 def test_waiting_run_names_the_event_and_the_limit() -> None:
     run = a_run(RunStatus.WAITING, due_at=soon(3_600))
     wait = a_step("$wait:refund.approved", "waiting", kind="wait")

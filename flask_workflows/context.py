@@ -170,7 +170,7 @@ class WorkflowContext:
         call = self._call("$now")
         if call.stored is not None:
             return from_ms(int(call.stored.output or 0))
-        self._execution.may_start()
+        self._may_start()
         now = self._execution.now_ms()
         self._hold(StepWrite(call.key, call.position, "now", "completed", output=str(now)), self._ticks())
         return from_ms(now)
@@ -192,8 +192,7 @@ class WorkflowContext:
         if call.stored is not None:
             output = json.loads(call.stored.output or "{}")
             return output["id"], output["created"]
-        self._execution.may_start()
-        self._refuse_body_writes()
+        self._may_start()
 
         def write(holder: str) -> StepWrite:
             output = json.dumps({"id": holder, "created": holder == new_run.id})
@@ -210,8 +209,7 @@ class WorkflowContext:
         call = self._call("$sleep", input)
         stored = call.stored
         if stored is None:
-            execution.may_start()
-            self._refuse_body_writes()
+            self._may_start()
             write = StepWrite(call.key, call.position, "sleep", "sleeping", input, due_at=due_at, due_in=due_in)
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
@@ -251,8 +249,7 @@ class WorkflowContext:
                 raise self._recorded(self._error_of(step, call.key, stored))
             if stored.status == "retrying":
                 self._wait_for_due(stored)
-        self._execution.may_start()
-        self._refuse_body_writes()
+        self._may_start()
         self._runtime.sessions.remove()
         return self._attempt(step, call, input, args, kwargs)
 
@@ -412,6 +409,11 @@ class WorkflowContext:
                     "differ from one execution to the next; call it in the workflow's own thread"
                 )
             )
+
+    def _may_start(self) -> None:
+        # First the body's own writes: on SQLite they hold the lock that writing the last result would wait for.
+        self._refuse_body_writes()
+        self._execution.may_start()
 
     def _refuse_body_writes(self) -> None:
         if self._runtime.sessions.holds_writes():

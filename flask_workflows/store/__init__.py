@@ -9,9 +9,21 @@ from .rows import ClaimedRun
 from .rows import NewRun
 from .rows import StepWrite
 from .rows import StoredStep
+from .store import Busy
 from .store import key_busy
 from .store import LeaseGone
 from .store import Scope
 from .store import Store
 
-__all__ = ["Change", "ClaimedRun", "LeaseGone", "NewRun", "Scope", "StepWrite", "Store", "StoredStep", "key_busy"]
+__all__ = [
+    "Busy",
+    "Change",
+    "ClaimedRun",
+    "LeaseGone",
+    "NewRun",
+    "Scope",
+    "StepWrite",
+    "Store",
+    "StoredStep",
+    "key_busy",
+]

@@ -9,7 +9,9 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
+from typing import Self
 
+import psycopg
 import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -71,16 +73,23 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
 
 
 def _count_statements(engine: sa.Engine, path: str) -> None:
-    """Keep the number of SQLite's statements in a file; PostgreSQL counts by itself."""
+    """Keep the number of statements this process executes in a file."""
     number = itertools.count(1)
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
 
-    def count(statement: str) -> None:
+    def count(statement: object) -> None:
         # PRAGMA data_version, every 20 ms, reads a counter in memory and no table.
-        if not statement.startswith("PRAGMA"):
+        if not str(statement).startswith("PRAGMA"):
             os.pwrite(file, b"%d" % next(number), 0)
 
+    class Counting(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *arguments: Any, **options: Any) -> Self:
+            count(query)
+            return super().execute(query, *arguments, **options)
+
     @sa.event.listens_for(engine, "connect")
-    def trace(connection: Any, record: object) -> None:
+    def watch(connection: Any, record: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             connection.set_trace_callback(count)
+        else:
+            connection.cursor_factory = Counting

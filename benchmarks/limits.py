@@ -138,7 +138,7 @@ class PgbenchLimit(_PostgresLimit):
         self._url = sa.make_url(database.url)
 
     def enqueue(self, clients: int) -> float:
-        return self._run(f"{_INSERT};\n", clients, "--time", str(max(1, round(self._seconds))))
+        return self._run(f"{_INSERT};\n", clients, "--time", str(max(1, int(self._seconds))))
 
     def _drain(self, clients: int, steps: int, batches: int) -> float:
         self._fill((batches + 1) * clients * BATCH)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from contextlib import closing
 from contextlib import contextmanager
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,18 +46,19 @@ ONE = {"number": 1}
 class Effort:
     """How much is measured."""
 
-    repetitions: int = 5
+    repetitions: int = 8
     #: Of figures without a target.
-    fewer: int = 3
-    #: That one measurement is meant to last.
-    seconds: float = 1.5
+    fewer: int = 4
+    #: That one measurement is meant to last: short, so that engine and limit meet the same weather.
+    seconds: float = 0.9
     #: Runs started one by one in a repetition of S4.
-    starts: int = 120
+    starts: int = 80
     sleepers: int = 100_000
-    idle_seconds: float = 20.0
+    #: A worker looks at its house every 30 s.
+    idle_seconds: float = 30.0
 
 
-QUICK = Effort(repetitions=2, fewer=1, seconds=0.7, starts=40, sleepers=10_000, idle_seconds=5.0)
+QUICK = Effort(repetitions=2, fewer=1, seconds=0.6, starts=40, sleepers=10_000, idle_seconds=5.0)
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,13 @@ def enqueue(bench: Bench) -> Iterator[Figure]:
         subject = Subject(database)
         limit = make_limit(database, bench.effort.seconds)
         measured: dict[str, list[float]] = {}
-        limits: dict[int, list[float]] = {1: [], 4: []}
+        limits = {clients: [limit.enqueue(clients)] for clients in (1, 4)}
         for _ in range(bench.effort.fewer):
             for clients in limits:
-                limits[clients].append(limit.enqueue(clients))
                 for verb, start in (("start and commit", _start), ("spawn", _spawn)):
                     what = f"{verb}, threads: {clients}"
                     measured.setdefault(what, []).append(_starts_per_second(bench, subject, clients, start))
+                limits[clients].append(limit.enqueue(clients))
             measured.setdefault("start_many, 1,000 a commit", []).append(
                 1_000 * _starts_per_second(bench, subject, 1, _start_many)
             )
@@ -106,7 +106,7 @@ def enqueue(bench: Bench) -> Iterator[Figure]:
     for what, samples in measured.items():
         clients = 4 if what.endswith("4") else 1
         target = Target(10_000) if what.startswith("start_many") else None
-        yield bench.figure("S1", what, "runs/s", samples, limits=limits[clients], wanted=target, aim=target)
+        yield bench.figure("S1", what, "runs/s", samples, limits=_beside(limits[clients]), wanted=target, aim=target)
 
 
 def _start() -> None:
@@ -172,13 +172,19 @@ def _drains(
         with Worker(subject, concurrency):
             speed = _warm_up(subject, workflow, input)
             limit.drain(concurrency, steps)
+            limits.append(steps * limit.drain(concurrency, steps))
             for _ in range(bench.effort.repetitions if often else bench.effort.fewer):
-                limits.append(steps * limit.drain(concurrency, steps))
                 number = max(50, int(speed * bench.effort.seconds))
                 speed = subject.drain(workflow, number, input)
                 samples.append(steps * speed)
+                limits.append(steps * limit.drain(concurrency, steps))
 
-    return samples, limits
+    return samples, _beside(limits)
+
+
+def _beside(limits: Sequence[float]) -> list[float]:
+    """For each sample the mean of the limits measured just before and just after it."""
+    return [statistics.fmean(pair) for pair in itertools.pairwise(limits)]
 
 
 def _warm_up(subject: Subject, workflow: Workflow[Any, Any], input: Mapping[str, Any]) -> float:
@@ -342,44 +348,23 @@ def _drain_in_turn(bench: Bench, subjects: Sequence[Subject]) -> list[list[float
 def _idle(bench: Bench, subjects: Mapping[str, Subject]) -> Iterator[Figure]:
     """Memory and queries of workers with nothing to do."""
     with tempfile.TemporaryDirectory(prefix="flask-workflows-bench-") as directory, ExitStack() as stack:
+        counters = [Path(directory) / str(number) for number in range(len(subjects))]
         workers = []
-        counters: list[Callable[[], int]] = []
-        for number, subject in zip(itertools.count(), subjects.values()):
-            file = Path(directory) / str(number)
-            file.write_text("0")
-            workers.append(stack.enter_context(Worker(subject, CONCURRENCY, FLASK_BENCHMARKS_COUNTER=str(file))))
-            counters.append(_counter(subject.database, file))
+        for counter, subject in zip(counters, subjects.values(), strict=True):
+            workers.append(stack.enter_context(Worker(subject, CONCURRENCY, FLASK_BENCHMARKS_COUNTER=str(counter))))
             subject.drain(app.one_step, 50, ONE)
         time.sleep(2)
-        before = [count() for count in counters]
-        began = time.monotonic()
+        before = [int(counter.read_text()) for counter in counters]
         time.sleep(bench.effort.idle_seconds)
-        elapsed = time.monotonic() - began
-        counted = [count() - earlier for count, earlier in zip(counters, before, strict=True)]
+        counted = [int(counter.read_text()) - earlier for counter, earlier in zip(counters, before, strict=True)]
         memory = [worker.resident_mb for worker in workers]
 
     wanted = Target(1.2, at_most=True)
     for what, queries, resident in zip(subjects, counted, memory, strict=True):
-        yield bench.figure("S6", f"idle worker, {what}", "queries/s", [queries / elapsed], wanted=wanted)
+        yield bench.figure(
+            "S6", f"idle worker, {what}", "queries/s", [queries / bench.effort.idle_seconds], wanted=wanted
+        )
         yield bench.figure("S6", f"idle worker, {what}", "MB", [resident])
-
-
-def _counter(database: Database, file: Path) -> Callable[[], int]:
-    """Statements on SQLite, which the worker counts itself; on PostgreSQL transactions, by the server's statistics."""
-    if database.kind == "sqlite":
-        return lambda: int(file.read_text())
-
-    def transactions() -> int:
-        assert database.server is not None
-        # From another database: what looks is not to be counted.
-        with closing(database.server.connect()) as connection:
-            row = connection.execute(
-                "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s", (database.name,)
-            ).fetchone()
-        assert row is not None
-        return int(row[0])
-
-    return transactions
 
 
 SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {

@@ -358,7 +358,9 @@ def start(name: str, text: str, key: str | None, workspace: str | None, delay: t
     help="What the event carries, as JSON; @FILE reads a file, - standard input.",
 )
 @click.option("--workspace", callback=_label, help="Wake only the runs of this workspace.")
-@click.option("--delivery-id", callback=_label, help="Your own id; an event with it that is stored already is the same.")
+@click.option(
+    "--delivery-id", callback=_label, help="Your own id; an event with it that is stored already is the same."
+)
 def emit(name: str, text: str, workspace: str | None, delivery_id: str | None) -> None:
     """Emit the event NAME, committed at once."""
     workflows = _importing_runtime().workflows

@@ -189,7 +189,7 @@ class WorkflowContext:
         call = self._call("$now")
         if call.stored is not None:
             return from_ms(int(call.stored.output or 0))
-        self._execution.may_start()
+        self.may_start()
         now = self._execution.now_ms()
         self._hold(StepWrite(call.key, call.position, "now", "completed", output=str(now)), self._ticks())
         return from_ms(now)
@@ -290,8 +290,9 @@ class WorkflowContext:
 
     def may_start(self) -> None:
         """Refuse to go on where the run is not ours, or the body wrote."""
-        self._execution.may_start()
+        # First the body's own writes: on SQLite they hold the lock that writing the last result would wait for.
         self._refuse_body_writes()
+        self._execution.may_start()
 
     def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite]) -> NoReturn:
         """Let the run wait; `write` records a new call, which makes the count of attempts start again."""
@@ -361,8 +362,7 @@ class WorkflowContext:
         call = self._call("$sleep", input)
         stored = call.stored
         if stored is None:
-            execution.may_start()
-            self._refuse_body_writes()
+            self.may_start()
             write = StepWrite(call.key, call.position, "sleep", "sleeping", input, due_at=due_at, due_in=due_in)
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
@@ -403,8 +403,7 @@ class WorkflowContext:
                 raise self._recorded(self._error_of(step, call.key, stored))
             if stored.status == "retrying":
                 self._wait_for_due(stored)
-        self._execution.may_start()
-        self._refuse_body_writes()
+        self.may_start()
         self._runtime.sessions.remove()
         return self._attempt(step, call, input, args, kwargs)
 

@@ -26,6 +26,7 @@ from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import LeaseLost
 from .interrupts import Suspended
+from .store import Busy
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
@@ -252,7 +253,10 @@ class Execution:
     # The lease thread's side -----------------------------------------------------------------
 
     def tend(self) -> None:
-        """Write what was held too long, and show a step that runs long; skipped while the execution itself writes."""
+        """Write what was held too long, and show a step that runs long; skipped while the execution itself writes.
+
+        And where SQLite has another writer: it may be this very step's session, which would wait for our lock.
+        """
         now = self.store.ticks()
         held, flying = self._held, self._in_flight
         late = held is not None and now - held.finished >= HOLD_MS
@@ -261,9 +265,11 @@ class Execution:
             return
         try:
             if late:
-                self._flush()
+                self._flush(patient=False)
             if long:
-                self._show()
+                self._show(patient=False)
+        except Busy:
+            pass
         except LeaseGone:
             self.lose()
         finally:
@@ -273,8 +279,9 @@ class Execution:
         """Whether the lease is old enough to renew, or the execution lasts long enough to show as running."""
         if self.settled or isinstance(self.interrupt, LeaseLost | Broken):
             return False
-        age = self.store.ticks() - self.renewed
-        return age >= after_ms or (self.run.status == "pending" and not self._touched and age >= HOLD_MS)
+        now = self.store.ticks()
+        unseen = self.run.status == "pending" and not self._touched
+        return now - self.renewed >= after_ms or (unseen and now - self.began >= HOLD_MS)
 
     def ours(self) -> bool:
         """Whether nothing ended the execution yet."""
@@ -308,24 +315,25 @@ class Execution:
                 self.interrupt = self.interrupt or Broken(error)
                 raise
 
-    def _flush(self) -> None:
+    def _flush(self, *, patient: bool = True) -> None:
         held = self._held
         if held is None or self.interrupt is not None:
             return
         asked = self.store.ticks()
-        fenced = self.store.record(self.run.id, self.run.epoch, [self._timed(held)], touch=not self._touched)
+        write, touch = self._timed(held), not self._touched
+        fenced = self.store.record(self.run.id, self.run.epoch, [write], touch=touch, patient=patient)
         self._held = None
         self._touched = True
         # From before the question: the process may have been stopped since the answer.
         self._heard = asked
         self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
 
-    def _show(self) -> None:
+    def _show(self, *, patient: bool = True) -> None:
         flying = self._in_flight
         if flying is None or self.interrupt is not None:
             return
         write = flying.write._replace(started_ago=int(self.store.ticks() - flying.started))
-        self.store.record(self.run.id, self.run.epoch, [write], touch=False)
+        self.store.record(self.run.id, self.run.epoch, [write], touch=False, patient=patient)
         self._in_flight = flying._replace(shown=True)
 
     def _timed(self, held: Held) -> StepWrite:

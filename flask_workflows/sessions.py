@@ -157,7 +157,7 @@ class Sessions:
     def _insert(self, connection: sa.Connection, new_runs: Sequence[NewRun]) -> dict[str, str]:
         keyed = any(run.key is not None for run in new_runs)
         try:
-            if keyed and self._store.dialect.name != "sqlite":
+            if keyed and self._store.dialect.name != "sqlite" and not self._store.dialect.autocommits(connection):
                 # A savepoint, so that a refused key leaves the caller's transaction usable.
                 with connection.begin_nested():
                     return self._store.insert(connection, new_runs)
@@ -332,7 +332,7 @@ class Sessions:
             self._guards = True
             # On all sessions, as the step may remove its own and get another.
             sa.event.listen(self._scoped, "before_commit", self._refuse_commit)
-            sa.event.listen(self._scoped, "after_begin", self._refuse_other)
+            sa.event.listen(self._scoped, "after_begin", self._refuse_begin)
         self._guarded.add(get_ident())
 
     def _refuse_commit(self, session: sa_orm.Session) -> None:
@@ -343,7 +343,7 @@ class Sessions:
                 "when it returns; leave the commit out"
             )
 
-    def _refuse_other(self, session: sa_orm.Session, transaction: object, connection: sa.Connection) -> None:
+    def _refuse_begin(self, session: sa_orm.Session, transaction: object, connection: sa.Connection) -> None:
         if get_ident() not in self._guarded:
             return
         default: Any = session.get_bind(clause=models.runs)
@@ -351,6 +351,11 @@ class Sessions:
             raise TransactionalRefused(
                 f"a transactional step may only use the database of the runs, not {connection.engine.url!r}: two "
                 "databases cannot commit together"
+            )
+        if self._store.dialect.autocommits(connection):
+            raise TransactionalRefused(
+                "a transactional step needs a transaction, but db.session commits each statement by itself: leave "
+                'isolation_level="AUTOCOMMIT" out, or give it to other code only'
             )
 
     def _connection(self, session: sa_orm.Session) -> sa.Connection:

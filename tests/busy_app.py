@@ -118,6 +118,15 @@ def transactional(name: str) -> str:
     return name
 
 
+@workflows.step(transactional=True)
+def slow_transaction(seconds: float) -> None:
+    """Write, and hold what that locks for a while."""
+    note("writing")
+    write_effect("slow")
+    current_app.extensions["sqlalchemy"].session.flush()
+    time.sleep(seconds)
+
+
 @workflows.step
 def compute(seconds: float) -> int:
     """Hold the interpreter without a pause."""
@@ -167,9 +176,6 @@ def fork() -> int:
     """Start a run in a forked process; its exit code."""
     pid = os.fork()
     if not pid:
-        import faulthandler
-
-        faulthandler.dump_traceback_later(4)
         one.spawn()
         os._exit(0)
     return os.waitpid(pid, 0)[1]
@@ -211,6 +217,20 @@ def one(pause_ms: int = 0) -> str:
 @workflows.workflow
 def written() -> str:
     return transactional("1")
+
+
+@workflows.workflow
+def writing_slowly(seconds: float) -> str:
+    slow_transaction(seconds)
+    return plain("after")
+
+
+@workflows.workflow
+def writing_in_its_body() -> str:
+    plain("1")
+    write_effect("body")
+    current_app.extensions["sqlalchemy"].session.flush()
+    return plain("2")
 
 
 @workflows.workflow
@@ -365,6 +385,12 @@ WRITES: dict[str, Callable[[], object]] = {
     "an error": gated_raise,
     "a cancellation": gated_cancel,
 }
+
+
+@workflows.workflow
+def gated_before_its_first_step() -> str:
+    held_at_gate()
+    return plain("next")
 
 
 @workflows.step

@@ -36,12 +36,12 @@ def _watched_postgresql(url: str, watch: Watch, lose: Lose) -> psycopg.Connectio
     class Connection(psycopg.Connection[Any]):
         asked = ""
 
-        def wait(self, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
             # Every exchange comes through here; those without a cursor are named after what they do.
-            name = generator.__qualname__
+            name = gen.__qualname__
             asked = self.asked if "execute" in name else name
             watch(asked)
-            reply = super().wait(generator, *args, **kwargs)
+            reply = super().wait(gen, *args, **kwargs)
             if lose(asked):
                 self.close()
                 raise psycopg.OperationalError("server closed the connection unexpectedly")

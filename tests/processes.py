@@ -24,8 +24,12 @@ from typing import TypeVar
 import sqlalchemy as sa
 from flask import Flask
 
+from flask_workflows.logs import configure_worker_logging
 from flask_workflows.worker import Worker
 from tests.apps import runtime_of
+from tests.busy_app import make_busy_app
+from tests.busy_app import workflows
+from tests.dbapi import watched_options
 
 T = TypeVar("T")
 
@@ -68,6 +72,10 @@ class Process:
     @property
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def serves(self) -> bool:
+        """Whether the worker has begun."""
+        return " serves " in self.log
 
     @property
     def alive(self) -> bool:
@@ -215,10 +223,6 @@ def _logging_to(path: str, target: Callable[..., None], *args: object) -> None:
 
 
 def _work(url: str, directory: str, name: str | None, concurrency: int | None, config: dict[str, object]) -> None:
-    from flask_workflows.logs import configure_worker_logging
-    from tests.busy_app import make_busy_app
-    from tests.busy_app import workflows
-
     app = make_busy_app(url, directory, **config)
     configure_worker_logging(app)
     with app.app_context():
@@ -226,3 +230,15 @@ def _work(url: str, directory: str, name: str | None, concurrency: int | None, c
         code = worker.run()
     sys.stderr.flush()
     os._exit(code)
+
+
+def count_exchanges(url: str, directory: str) -> None:
+    """A worker that writes a line to the file `exchanges` for each question it asks the database."""
+    lines = os.open(Path(directory) / "exchanges", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def watch(asked: str) -> None:
+        # Not what only listens.
+        if "data_version" not in asked and "notifies" not in asked:
+            os.write(lines, f"{' '.join(asked.split())[:100]}\n".encode())
+
+    _work(url, directory, None, None, {"SQLALCHEMY_ENGINE_OPTIONS": watched_options(url, watch)})

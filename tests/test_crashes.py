@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -26,7 +27,7 @@ from tests.running import Clock
 KILLS = int(os.environ.get("KILLS", "100"))
 
 #: A dead worker's runs are taken over soon.
-QUICK = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
+QUICK: dict[str, Any] = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
 
 
 def work_through(app: Flask, fleet: Fleet) -> int:
@@ -128,7 +129,7 @@ OPEN_TRANSACTIONS = {
 
 
 @pytest.mark.parametrize("action", crash_points.ACTIONS)
-def test_b17_crash_between_any_two_statements_leaves_nothing_half_done(
+def test_b17_b126_crash_between_any_two_statements_leaves_nothing_half_done(
     busy: Flask, fleet: Fleet, busy_clock: Clock, action: str
 ) -> None:
     for exchange in itertools.count(1):
@@ -163,7 +164,7 @@ def assert_recovers(app: Flask, clock: Clock, ends: set[str], log: str) -> None:
     assert len(children) == len(parents), log
     assert {status for workflow, status in runs.values() if workflow != "one"} <= ends, log
     assert len(written) == len(set(written)), log
-    for run, (workflow, status) in runs.items():
+    for run, (workflow, _) in runs.items():
         if workflow in ("five", "everything"):
             assert {step for owner, step in written if owner == run} == {"2", "4"}, log
     # The rows of the app are there exactly where its run is.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,15 @@ def caught(ctx: WorkflowContext) -> list[str]:
     return []
 
 
+def caught_last(ctx: WorkflowContext) -> list[str]:
+    made = [a(1), b(2), a(3)]
+    with suppress(Exception):
+        made.append(d())  # caught last
+    with suppress(Exception):
+        made.append(c())
+    return made
+
+
 def caught_and_raised(ctx: WorkflowContext) -> list[str]:
     try:
         return [c()]  # caught and raised
@@ -196,6 +206,7 @@ CHANGES: list[tuple[Callable[[WorkflowContext], list[str]], str]] = [
     (slept_not_at_all, "call 4 was '$sleep' and is now 'd'"),
     (returned_early, "returned before call 3, which was 'a#2'"),
     (caught, "call 1 was 'a' and is now 'c'"),
+    (caught_last, "call 4 was '$sleep' and is now 'd'"),
     (caught_and_raised, "call 1 was 'a' and is now 'c'"),
     (caught_and_went_on, "call 1 was 'a' and is now 'c'"),
 ]

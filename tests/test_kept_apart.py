@@ -81,6 +81,9 @@ def test_a_run_kept_apart_is_applied_and_executed_at_the_commit(db: SQLAlchemy) 
 def test_a_run_kept_apart_vanishes_with_its_transaction_or_savepoint(db: SQLAlchemy) -> None:
     noting.start("rolled back")
     db.session.rollback()
+    with db.session.begin_nested():
+        noting.start("released and rolled back")
+    db.session.rollback()
     outer = db.session.begin_nested()
     with db.session.begin_nested():
         noting.start("released inside of one rolled back")

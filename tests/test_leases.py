@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,12 +16,14 @@ from tests import busy_app
 from tests.processes import eventually
 from tests.processes import Fleet
 from tests.processes import outsider
+from tests.processes import read_journal
 from tests.processes import rows
 from tests.processes import unfinished
 from tests.processes import waiting
+from tests.processes import working
 
-SHORT_LEASE = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
-SMALL_POOL = {"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 2, "max_overflow": 0}}
+SHORT_LEASE: dict[str, Any] = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
+SMALL_POOL: dict[str, Any] = {"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 2, "max_overflow": 0}}
 
 
 def test_b10_b84_step_three_leases_long_runs_once_while_threads_and_pool_are_taken(busy: Flask, fleet: Fleet) -> None:
@@ -83,6 +89,52 @@ def test_what_does_not_finish_in_time_is_handed_back_at_once_and_uses_no_attempt
     assert code == 0
     assert handed_back == [("pending", None, 0, 0)] * 2
     assert [entry.words for entry in fleet.journal() if entry.pid == other.pid].count("after") == 2
+
+
+def test_step_that_holds_the_write_lock_for_long_is_stored_all_the_same(busy: Flask, fleet: Fleet) -> None:
+    with busy.app_context():
+        busy_app.writing_slowly.spawn(2)
+
+    fleet.start(WORKFLOWS_POLL_INTERVAL_MS=100)
+    eventually(lambda: not unfinished(busy), within=6)
+
+    assert [entry.words for entry in fleet.journal()] == ["writing", "after"]
+    assert rows(busy, "SELECT step FROM effects") == [("slow",)]
+    assert "WARNING" not in fleet.logs()
+
+
+def test_body_that_writes_between_steps_is_refused_and_does_not_wait_for_itself(
+    make_busy: Callable[..., Flask], fleet: Fleet
+) -> None:
+    busy = make_busy(WORKFLOWS_MAX_ATTEMPTS=1)
+    with busy.app_context():
+        busy_app.writing_in_its_body.spawn()
+
+    fleet.start()
+    eventually(lambda: not unfinished(busy), within=6)
+
+    ((status, error),) = rows(busy, "SELECT status, error FROM workflow_runs")
+    assert status == "failed"
+    assert "UncommittedBodyWrites" in error
+    assert rows(busy, "SELECT * FROM effects") == []
+
+
+def test_what_was_handed_back_begins_no_further_step_in_a_process_that_lives_on(
+    make_busy: Callable[..., Flask], tmp_path: Path
+) -> None:
+    busy = make_busy(WORKFLOWS_DRAIN_SECS=0)
+    with busy.app_context():
+        busy_app.gated_before_its_first_step.spawn()
+
+    with working(busy) as worker:
+        eventually(lambda: read_journal(tmp_path))
+    (thread,) = (thread for thread in threading.enumerate() if thread.name.startswith("workflows-"))
+    (tmp_path / "release").touch()
+    thread.join(10)
+
+    assert worker.abandoned
+    assert [entry.words for entry in read_journal(tmp_path)] == ["gate"]
+    assert rows(busy, "SELECT status, worker, attempts FROM workflow_runs") == [("pending", None, 0)]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

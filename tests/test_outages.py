@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -30,7 +31,7 @@ from tests.processes import waiting
 from tests.processes import working
 
 #: Steps that use the app's own connections fail when these are gone, and are tried again at once.
-PATIENT = {
+PATIENT: dict[str, Any] = {
     "WORKFLOWS_LOCK_TIMEOUT_SECS": 2,
     "WORKFLOWS_POLL_INTERVAL_MS": 100,
     "WORKFLOWS_STEP_ATTEMPTS": 1_000,

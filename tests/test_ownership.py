@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from flask import Flask
@@ -27,7 +29,7 @@ from tests.processes import snapshot
 from tests.processes import unfinished
 from tests.running import Clock
 
-SHORT_LEASE = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
+SHORT_LEASE: dict[str, Any] = {"WORKFLOWS_LOCK_TIMEOUT_SECS": 2, "WORKFLOWS_POLL_INTERVAL_MS": 100}
 
 
 def claim(app: Flask, limit: int = 1) -> list[ClaimedRun]:
@@ -93,7 +95,7 @@ def test_store_refuses_every_write_under_an_older_epoch(busy: Flask, busy_clock:
     write = StepWrite("1", 1, "step", "completed", output='"of the zombie"')
     child = NewRun("of-the-zombie", "one", 1, "default", "", None, "{}", 3, None)
 
-    refused = [
+    refused: list[Callable[[], object]] = [
         lambda: store.record(run_id, old.epoch, [write], touch=False),
         lambda: store.record(run_id, old.epoch, [write], touch=True),
         lambda: store.record(run_id, old.epoch, [write, write._replace(key="2", position=2)], touch=False),
@@ -118,6 +120,23 @@ def test_store_refuses_every_write_under_an_older_epoch(busy: Flask, busy_clock:
 
     assert (renewed, lost) == ([], [run_id])
     assert snapshot(busy) == before
+
+
+def test_run_that_waited_in_its_worker_until_it_was_somebody_elses_is_not_begun(
+    busy: Flask, busy_clock: Clock, tmp_path: Path
+) -> None:
+    with busy.app_context():
+        busy_app.five.spawn()
+        (waited,) = claim(busy)
+        busy_clock.move(seconds=31)
+        busy_app.workflows.tick()
+    before, journal = snapshot(busy), read_journal(tmp_path)
+
+    execute_claimed(busy, waited).join(20)
+
+    assert [entry.words for entry in journal] == list("12345")
+    assert snapshot(busy) == before
+    assert read_journal(tmp_path) == journal
 
 
 def test_process_that_was_stopped_past_its_leases_changes_nothing_when_it_goes_on(busy: Flask, fleet: Fleet) -> None:
@@ -203,7 +222,7 @@ def test_b06_run_whose_key_is_taken_by_a_newer_one_holds_up_no_other_take_over(b
 def test_b08_b147_runs_of_a_killed_worker_are_taken_over_whatever_became_of_its_row(busy: Flask, fleet: Fleet) -> None:
     with busy.app_context():
         runs = [busy_app.waiting_for.spawn("release").id for _ in range(2)]
-    same_name = {"name": "pod-1", "concurrency": 1}
+    same_name: dict[str, Any] = {"name": "pod-1", "concurrency": 1}
     first, second = fleet.start(**same_name, **SHORT_LEASE), fleet.start(**same_name, **SHORT_LEASE)
     eventually(lambda: len(fleet.journal()) == 2)
 

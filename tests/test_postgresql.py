@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -175,6 +176,10 @@ def listening(app: Flask) -> list[int]:
     return [pid for (pid,) in rows(app, "SELECT pid FROM pg_stat_activity WHERE query = 'LISTEN flask_workflows'")]
 
 
+def listens_anew(app: Flask, than: int) -> bool:
+    return listening(app) not in ([], [than])
+
+
 def test_b80_b152_listener_killed_twenty_times_hears_again_each_time(busy: Flask, fleet: Fleet) -> None:
     worker = fleet.start(WORKFLOWS_POLL_INTERVAL_MS=60_000)
     eventually(lambda: listening(busy))
@@ -186,13 +191,27 @@ def test_b80_b152_listener_killed_twenty_times_hears_again_each_time(busy: Flask
             # Started in the gap: found when it listens again.
             busy_app.one.spawn()
             eventually(lambda: not unfinished(busy), within=2)
-            eventually(lambda pid=pid: listening(busy) not in ([], [pid]), within=2)
+            eventually(partial(listens_anew, busy, pid), within=2)
             # Started later: heard.
             busy_app.one.spawn()
             eventually(lambda: not unfinished(busy), within=2)
 
     assert worker.alive
     assert worker.log.count("WARNING") <= 3
+
+
+def test_worker_listens_at_the_url_it_is_given_for_that(busy: Flask, fleet: Fleet) -> None:
+    direct = make_url(fleet.url).update_query_dict({"application_name": "direct"})
+    fleet.start(WORKFLOWS_POLL_INTERVAL_MS=60_000, WORKFLOWS_LISTEN_URL=direct.render_as_string(False))
+    eventually(lambda: listening(busy))
+
+    with busy.app_context():
+        busy_app.one.spawn()
+    eventually(lambda: not unfinished(busy), within=2)
+
+    assert rows(busy, "SELECT application_name FROM pg_stat_activity WHERE query = 'LISTEN flask_workflows'") == [
+        ("direct",)
+    ]
 
 
 def test_worker_that_is_not_to_listen_polls(busy: Flask, fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotDone
 from datetime import datetime
@@ -472,6 +473,37 @@ def test_b25_fifty_threads_spawning_one_key_make_one_run(app: Flask) -> None:
     assert len(declared.runs()) == 1
 
 
+@pytest.mark.parametrize("isolation", ["SERIALIZABLE", "AUTOCOMMIT"])
+def test_b25_the_isolation_the_app_chose_for_its_own_makes_no_difference_to_keys(
+    make_app: apps.MakeApp, database_url: str, isolation: str
+) -> None:
+    app = make_app(database_url, workflows=declared, SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": isolation})
+    db = apps.database_of(app)
+
+    with app.app_context():
+        handles = at_once(app, *[lambda: greeting.using(key="k").spawn("Ann")] * 20)
+        started = greeting.using(key="k").start("Ben")
+        db.session.commit()
+
+        assert {handle.id for handle in handles} == {started.id}
+        assert len(declared.runs()) == 1
+
+
+@on_sqlite
+def test_b89_a_start_behind_a_stale_snapshot_says_to_roll_back_at_once(db: SQLAlchemy) -> None:
+    begin_explicitly(db.engine)
+    db.session.execute(sa.select(Order))
+    greeting.spawn("Ann")
+
+    with pytest.raises(KeyBusy, match="roll back and try again"):
+        greeting.start("Ben")
+
+    db.session.rollback()
+    greeting.start("Ben")
+    db.session.commit()
+    assert len(declared.runs()) == 2
+
+
 def start_in_process(url: str, barrier: Barrier, started: Queue[list[tuple[str, bool]]]) -> None:
     """Start under ten keys, each at the same moment as the other process."""
     app = apps.make_app(url, db=make_orders_db(), workflows=declared)
@@ -500,22 +532,33 @@ def test_b25_two_processes_starting_one_key_make_one_run(app: Flask, database_ur
     assert all(mine != theirs for (_, mine), (_, theirs) in zip(one, other, strict=True))
 
 
-def test_start_many_under_keys_of_two_threads_in_opposite_order_does_not_deadlock(app: Flask, db: SQLAlchemy) -> None:
+@on_postgresql
+def test_two_transactions_that_start_many_keys_in_opposite_order_do_not_deadlock(app: Flask, db: SQLAlchemy) -> None:
     runtime = apps.runtime_of(app)
 
-    def start(numbers: range) -> int:
-        for _ in range(5):
-            new_runs = [
-                declared._new_run(runtime, greeting, greeting.using(key=f"k{number}").options, ("Ann",), {})
-                for number in numbers
-            ]
-            runtime.sessions.start(new_runs)
+    def start(numbers: Sequence[int]) -> int:
+        with app.app_context():
+            holders = runtime.sessions.start(
+                [
+                    declared._new_run(runtime, greeting, greeting.using(key=f"k{number}").options, ("Ann",), {})
+                    for number in numbers
+                ]
+            )
             db.session.commit()
-        return len(numbers)
+            return len(holders)
 
-    at_once(app, lambda: start(range(40)), lambda: start(range(39, -1, -1)))
+    # Both get as far as the key in the middle; then each would hold what the other wants next.
+    greeting.using(key="k5").start("Ann")
+    with ThreadPoolExecutor(2) as pool:
+        starting = [pool.submit(start, numbers) for numbers in (range(10), range(9, -1, -1))]
+        for future in starting:
+            with pytest.raises(NotDone):
+                future.result(timeout=0.3)
+        db.session.rollback()
+        joined = [future.result(timeout=30) for future in starting]
 
-    assert len(declared.runs()) == 40
+    assert sorted(joined) == [0, 10]
+    assert len(declared.runs()) == 10
 
 
 # Rivals that have not committed ------------------------------------------------------------

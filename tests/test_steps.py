@@ -960,6 +960,21 @@ def test_a_transactional_step_that_uses_another_database_is_refused(make_app: ap
             handle.output()
 
 
+def test_a_transactional_step_where_each_statement_commits_by_itself_is_refused(
+    workflows: Workflows, db: SQLAlchemy
+) -> None:
+    def order() -> None:
+        db.session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
+        db.session.add(Order(note="by itself"))
+        db.session.flush()
+
+    handle = run_transactional(workflows, order)
+
+    assert committed_notes() == []
+    with pytest.raises(RunFailed, match=r'TransactionalRefused: .*isolation_level="AUTOCOMMIT"'):
+        handle.output()
+
+
 @on_postgresql
 @pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_transactional_step_under_a_stricter_isolation_is_refused(

@@ -11,12 +11,14 @@ from .rows import NewRun
 from .rows import StepWrite
 from .rows import StoredStep
 from .rows import WaitWrite
+from .store import Busy
 from .store import key_busy
 from .store import LeaseGone
 from .store import Scope
 from .store import Store
 
 __all__ = [
+    "Busy",
     "Change",
     "ClaimedRun",
     "LeaseGone",

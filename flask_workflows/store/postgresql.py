@@ -51,7 +51,12 @@ class PostgreSQL:
         return re.sub(r"(?<![:\w]):(\w+)", r"%(\1)s", statement)
 
     def prepare(self, connection: Any) -> None:
+        import psycopg
+
         connection.autocommit = True
+        # The fence needs it, whatever the app's engine asks for.
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        connection.read_only = None
         # Null where the app says so, because a pooler of transactions would mix the statements up.
         if connection.prepare_threshold is not None:
             connection.prepare_threshold = 1
@@ -72,6 +77,11 @@ class PostgreSQL:
     def written(self, connection: Any) -> bool:
         """Something else once the open transaction has changed a row."""
         return self._has_written(connection)
+
+    @contextmanager
+    def at_once(self, connection: Any) -> Iterator[None]:
+        """Nothing to do: a row is locked for others of its run only, and they wait for nobody meanwhile."""
+        yield
 
     def clock(self, execute: Any, now: int | None) -> int:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
@@ -130,6 +140,11 @@ class PostgreSQL:
         return bool(row[0])
 
     holds_write_lock = None
+
+    def autocommits(self, connection: sa.Connection) -> bool:
+        """Whether each statement commits by itself."""
+        raw: Any = connection.connection.dbapi_connection
+        return bool(raw.autocommit)
 
     def is_broken(self, connection: sa.Connection) -> bool:
         """Whether a statement of the open transaction failed, so that it can only be rolled back."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
+from contextlib import suppress
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -52,8 +53,11 @@ class SQLite:
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         connection.isolation_level = None
+        connection.execute("PRAGMA busy_timeout = 1000")
+        # Done once for a file, and refused while somebody writes: then a later connection does it.
+        with suppress(sqlite3.OperationalError):
+            connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-        connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
 
     def is_dead(self, connection: sqlite3.Connection) -> bool:
@@ -82,6 +86,19 @@ class SQLite:
     def written(self, connection: sqlite3.Connection) -> int:
         """Something else once the open transaction has changed a row."""
         return connection.total_changes
+
+    @contextmanager
+    def at_once(self, connection: sqlite3.Connection) -> Iterator[None]:
+        """As `transaction`, but raise at once where another connection or thread writes."""
+        if not self._writing.acquire(blocking=False):
+            raise sqlite3.OperationalError("database is locked by another thread")
+        try:
+            connection.execute("PRAGMA busy_timeout = 0")
+            with self.transaction(connection):
+                yield
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            self._writing.release()
 
     def clock(self, execute: Any, now: int | None) -> int:
         return int(execute(self.sql("SELECT {now}"), {"now": now}).fetchone()[0])
@@ -163,6 +180,12 @@ class SQLite:
 
     #: The same question, asked for other reasons.
     holds_write_lock = may_commit = holds_writes
+
+    def autocommits(self, connection: sa.Connection) -> bool:
+        """Whether each statement commits by itself."""
+        raw: Any = connection.connection.dbapi_connection
+        by_itself = raw.isolation_level is None or getattr(raw, "autocommit", _LEGACY) is True
+        return by_itself and not raw.in_transaction
 
     def is_broken(self, connection: sa.Connection) -> bool:
         """Never: a statement that fails leaves the transaction as it was."""

@@ -123,7 +123,7 @@ WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
 #: Runs a claim took whose reply never arrived: nobody executes them.
 HAND_BACK_STRAYS = """
 UPDATE workflow_runs SET status = 'pending', worker = NULL, epoch = epoch + 1, due_at = {now}, updated_at = {now}
-WHERE worker = :worker AND status IN ('pending', 'running') AND finished_at IS NULL AND id NOT IN ({ids})
+WHERE worker = :worker AND status <> 'completed' AND status IN ('pending', 'running') AND id NOT IN ({ids})
 """
 
 SAVE_WORKER = """
@@ -146,7 +146,8 @@ DELETE FROM workflow_workers WHERE seen_at < {now} - CAST(:after_ms AS bigint)
 
 UNCLAIMED = """
 SELECT id, workflow, version, epoch FROM workflow_runs
-WHERE due_at <= {now} - CAST(:overdue_ms AS bigint) AND workflow = :workflow AND version < CAST(:below AS integer)
+WHERE due_at <= {now} - CAST(:overdue_ms AS bigint)
+    AND CASE WHEN workflow = :workflow AND version < CAST(:below AS integer) THEN true ELSE false END
 ORDER BY due_at LIMIT 100
 """
 

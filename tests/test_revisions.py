@@ -28,7 +28,10 @@ from flask_workflows.errors import SchemaError
 from flask_workflows.errors import SetupError
 from flask_workflows.revisions import install
 from flask_workflows.schema import check_schema
+from tests.apps import database_of
 from tests.apps import dispose_engines
+from tests.apps import MakeApp
+from tests.apps import runtime_of
 from tests.databases import PostgresServer
 
 Route = Literal["copied", "located"]
@@ -66,11 +69,9 @@ class Shop:
             *(sa.Column(name, sa.String(80)) for name in columns),
         )
         self.app = Flask("shop")
-        self.app.config.from_mapping(SQLALCHEMY_DATABASE_URI=url, **config)
+        self.app.config.update(SQLALCHEMY_DATABASE_URI=url, **config)
         self.db.init_app(self.app)
-        migrate = Migrate(
-            self.app, self.db, directory=directory, compare_server_default=True
-        )
+        migrate = Migrate(self.app, self.db, directory=str(directory), compare_server_default=True)
         if extended:
             Workflows().init_app(self.app)
         if route == "located":
@@ -171,13 +172,9 @@ def definitions(engine: sa.Engine) -> list[Any]:
         return [tuple(row) for row in connection.execute(sa.text(statement))]
 
 
-def run_shipped(
-    connection: sa.Connection, direction: Literal["upgrade", "downgrade"]
-) -> MigrationContext:
+def run_shipped(connection: sa.Connection, direction: Literal["upgrade", "downgrade"]) -> MigrationContext:
     """Run every shipped revision as it stands, without an app."""
-    context = MigrationContext.configure(
-        connection, opts={"compare_type": True, "compare_server_default": True}
-    )
+    context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
     scripts = list(ScriptDirectory(str(paths.MIGRATIONS)).walk_revisions())
     with Operations.context(context):
         for script in reversed(scripts) if direction == "upgrade" else scripts:
@@ -223,8 +220,9 @@ def test_each_table_has_a_primary_key_and_each_name_is_given() -> None:
     for table in models.metadata.tables.values():
         assert table.primary_key.name == f"{table.name}_pkey"
         assert list(table.primary_key)
-        for named in [*table.constraints, *table.indexes]:
-            assert str(named.name).startswith(f"{table.name}_")
+        named: list[sa.Constraint | sa.Index] = [*table.constraints, *table.indexes]
+        for item in named:
+            assert str(item.name).startswith(f"{table.name}_")
 
 
 # In an app's history, by either route
@@ -250,9 +248,7 @@ def test_either_route_makes_the_tables_and_leaves_nothing_to_do(
     assert migrated == shop.definitions()
 
 
-def test_an_apps_naming_convention_changes_nothing(
-    database_url: str, make_shop: MakeShop
-) -> None:
+def test_an_apps_naming_convention_changes_nothing(database_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(database_url, metadata=sa.MetaData(naming_convention=CONVENTION))
     shop.flask("db", "init")
     shop.install()
@@ -285,9 +281,7 @@ def test_an_apps_own_change_is_all_that_autogenerate_proposes(
     assert shop.revisions() - before == {added}
 
 
-def test_offline_mode_prints_the_script(
-    young_shop: Shop, database_url: str, make_shop: MakeShop
-) -> None:
+def test_offline_mode_prints_the_script(young_shop: Shop, database_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(database_url)
     shop.install()
 
@@ -297,9 +291,7 @@ def test_offline_mode_prints_the_script(
     assert "WHERE live_key IS NOT NULL" in script
 
 
-def test_an_app_with_several_databases_gets_the_tables_in_its_own(
-    tmp_path: Path, make_shop: MakeShop
-) -> None:
+def test_an_app_with_several_databases_gets_the_tables_in_its_own(tmp_path: Path, make_shop: MakeShop) -> None:
     shop = make_shop(
         f"sqlite:///{tmp_path / 'main.sqlite3'}",
         SQLALCHEMY_BINDS={"archive": f"sqlite:///{tmp_path / 'archive.sqlite3'}"},
@@ -309,10 +301,7 @@ def test_an_app_with_several_databases_gets_the_tables_in_its_own(
 
     shop.flask("db", "upgrade")
     with shop.app.app_context():
-        tables = {
-            name: sa.inspect(engine).get_table_names()
-            for name, engine in shop.db.engines.items()
-        }
+        tables = {name: sa.inspect(engine).get_table_names() for name, engine in shop.db.engines.items()}
         check_schema(shop.db.engine)
     shop.flask("db", "downgrade", "base")
 
@@ -323,9 +312,7 @@ def test_an_app_with_several_databases_gets_the_tables_in_its_own(
 # Copying
 
 
-def test_copies_continue_the_apps_line(
-    young_shop: Shop, database_url: str, make_shop: MakeShop
-) -> None:
+def test_copies_continue_the_apps_line(young_shop: Shop, database_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(database_url)
 
     names = shop.install()
@@ -338,9 +325,7 @@ def test_copies_continue_the_apps_line(
     assert not list(shop.versions.glob("*.part"))
 
 
-def test_second_install_copies_nothing(
-    young_shop: Shop, database_url: str, make_shop: MakeShop
-) -> None:
+def test_second_install_copies_nothing(young_shop: Shop, database_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(database_url)
     shop.install()
     shop.flask("db", "upgrade")
@@ -353,11 +338,7 @@ def test_second_install_copies_nothing(
 
 
 def test_next_release_continues_after_the_apps_own_work(
-    young_shop: Shop,
-    database_url: str,
-    make_shop: MakeShop,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    young_shop: Shop, database_url: str, make_shop: MakeShop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop = make_shop(database_url)
     shop.install()
@@ -384,9 +365,9 @@ def test_next_release_continues_after_the_apps_own_work(
     shop.flask("db", "upgrade")
 
 
-def test_eight_processes_install_at_once(
-    young_shop: Shop, database_url: str, make_shop: MakeShop
-) -> None:
+def test_eight_processes_install_at_once(sqlite_url: str, make_shop: MakeShop) -> None:
+    shop = make_shop(sqlite_url)
+    shop.flask("db", "init")
     program = """
 import sys
 from pathlib import Path
@@ -397,7 +378,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 shop.install()
 """
-    arguments = [database_url, str(young_shop.versions.parent)]
+    arguments = [sqlite_url, str(shop.versions.parent)]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
@@ -417,10 +398,9 @@ shop.install()
         process.stdin.write("go\n")
         process.stdin.flush()
     complaints = [process.communicate(timeout=60)[1] for process in processes]
-    shop = make_shop(database_url)
 
     assert complaints == [""] * 8
-    assert shop.line() == ["customers", "Create the tables of Flask-Workflows."]
+    assert shop.line() == ["Create the tables of Flask-Workflows."]
     assert shop.install() == []
     shop.flask("db", "upgrade")
 
@@ -447,9 +427,7 @@ def test_app_without_flask_migrate_is_refused() -> None:
     assert "pip install 'Flask-Workflows[migrate]'" in str(refusal.value)
 
 
-def test_app_without_a_migrations_folder_is_refused(
-    sqlite_url: str, make_shop: MakeShop
-) -> None:
+def test_app_without_a_migrations_folder_is_refused(sqlite_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(sqlite_url)
 
     message = refused(shop)
@@ -458,9 +436,7 @@ def test_app_without_a_migrations_folder_is_refused(
     assert "`flask db init`" in message
 
 
-def test_other_directory_is_taken_when_named(
-    sqlite_url: str, make_shop: MakeShop, tmp_path: Path
-) -> None:
+def test_other_directory_is_taken_when_named(sqlite_url: str, make_shop: MakeShop, tmp_path: Path) -> None:
     shop = make_shop(sqlite_url)
     shop.flask("db", "init", "--directory", str(tmp_path / "other"))
 
@@ -482,9 +458,7 @@ def test_two_heads_are_refused(sqlite_url: str, make_shop: MakeShop) -> None:
     assert "`flask db merge heads`" in message
 
 
-def test_tables_made_by_the_apps_own_revision_are_refused(
-    sqlite_url: str, make_shop: MakeShop
-) -> None:
+def test_tables_made_by_the_apps_own_revision_are_refused(sqlite_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(sqlite_url)
     shop.flask("db", "init")
     shop.flask("db", "migrate", "-m", "everything")
@@ -496,9 +470,7 @@ def test_tables_made_by_the_apps_own_revision_are_refused(
     assert "Take the workflow_ tables out of that revision" in message
 
 
-def test_tables_made_by_create_all_are_refused(
-    young_shop: Shop, database_url: str, make_shop: MakeShop
-) -> None:
+def test_tables_made_by_create_all_are_refused(young_shop: Shop, database_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(database_url)
     with shop.app.app_context():
         shop.db.create_all()
@@ -517,9 +489,7 @@ def test_database_need_not_be_up_to_copy(make_shop: MakeShop) -> None:
     assert shop.install() == ["workflows_0001_create_tables.py"]
 
 
-def test_both_routes_at_once_are_refused_on_either_side(
-    sqlite_url: str, make_shop: MakeShop
-) -> None:
+def test_both_routes_at_once_are_refused_on_either_side(sqlite_url: str, make_shop: MakeShop) -> None:
     make_shop(sqlite_url).flask("db", "init")
 
     assert "nothing to copy" in refused(make_shop(sqlite_url, route="located"))
@@ -529,9 +499,7 @@ def test_both_routes_at_once_are_refused_on_either_side(
     assert "would be there twice" in refused(make_shop(sqlite_url, route="located"))
 
 
-def test_file_of_that_name_is_not_overwritten(
-    sqlite_url: str, make_shop: MakeShop
-) -> None:
+def test_file_of_that_name_is_not_overwritten(sqlite_url: str, make_shop: MakeShop) -> None:
     shop = make_shop(sqlite_url)
     shop.flask("db", "init")
     shop.flask("db", "revision", "--rev-id", "mine")
@@ -541,41 +509,46 @@ def test_file_of_that_name_is_not_overwritten(
     assert "exists and is not revision workflows_0001" in refused(shop)
 
 
-def test_metadata_with_a_schema_is_refused(
-    sqlite_url: str, make_shop: MakeShop
-) -> None:
+def test_metadata_with_a_schema_is_refused(sqlite_url: str, make_shop: MakeShop) -> None:
     with pytest.raises(SetupError) as refusal:
         make_shop(sqlite_url, metadata=sa.MetaData(schema="app"))
 
-    assert "db.metadata has schema='app'" in str(refusal.value)
-    assert "search_path=app" in str(refusal.value)
+    assert "db.metadata has the schema 'app'" in str(refusal.value)
+    assert "search_path" in str(refusal.value)
 
 
 # Rights
 
 
-def test_role_without_ddl_may_boot(
-    postgresql_url: str, postgres_server: PostgresServer
+def test_role_without_ddl_runs_workflows(
+    postgresql_url: str, postgres_server: PostgresServer, make_app: MakeApp
 ) -> None:
-    url = sa.engine.make_url(postgresql_url)
-    role = f"{url.database}_app"
-    owner = sa.create_engine(url)
+    owner = sa.create_engine(postgresql_url, isolation_level="AUTOCOMMIT")
     models.metadata.create_all(owner)
-    with owner.begin() as connection:
-        for statement in (
-            f"CREATE ROLE {role} LOGIN PASSWORD 'app'",
-            "REVOKE CREATE ON SCHEMA public FROM public",
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}",
-        ):
-            connection.execute(sa.text(statement))
-    engine = sa.create_engine(url.set(username=role, password="app"))
+    role = f"{owner.url.database}_app"
+    workflows = Workflows()
 
-    check_schema(engine)
+    @workflows.workflow
+    def hello() -> str:
+        return "world"
 
-    with pytest.raises(sa.exc.ProgrammingError), engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE t (id INTEGER PRIMARY KEY)"))
-    engine.dispose()
-    with owner.begin() as connection:
+    with owner.connect() as connection:
+        connection.execute(sa.text(f"CREATE ROLE {role} LOGIN PASSWORD 'app'"))
+        connection.execute(sa.text("REVOKE CREATE ON SCHEMA public FROM public"))
+        connection.execute(sa.text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {role}"))
+    url = owner.url.set(username=role, password="app")
+    app = make_app(url.render_as_string(hide_password=False), workflows=workflows)
+    with app.app_context():
+        runtime_of(app).check_schema()
+        handle = hello.spawn()
+        workflows.tick()
+        output = handle.output()
+        with pytest.raises(sa.exc.ProgrammingError, match="permission denied"):
+            database_of(app).session.execute(sa.text("CREATE TABLE t (id INTEGER)"))
+    dispose_engines(app)
+    with owner.connect() as connection:
         connection.execute(sa.text(f"DROP OWNED BY {role}"))
         connection.execute(sa.text(f"DROP ROLE {role}"))
     owner.dispose()
+
+    assert output == "world"

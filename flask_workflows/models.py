@@ -152,8 +152,16 @@ events = sa.Table(
 )
 _new = events.c.matched_at.is_(None)
 sa.Index("workflow_events_new", events.c.seq, postgresql_where=_new, sqlite_where=_new)
-sa.Index("workflow_events_name", events.c.name, events.c.emitted_at, events.c.seq)
-sa.Index("workflow_events_xact", events.c.name, events.c.xact)
+_public = events.c.run_id.is_(None)
+sa.Index(
+    "workflow_events_name",
+    events.c.name,
+    events.c.emitted_at,
+    events.c.seq,
+    postgresql_where=_public,
+    sqlite_where=_public,
+)
+sa.Index("workflow_events_xact", events.c.name, events.c.xact, postgresql_where=_public, sqlite_where=_public)
 _delivered = events.c.delivery_id.is_not(None)
 sa.Index(
     "workflow_events_delivery",

@@ -155,13 +155,14 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
         if runtime.config.prune_after_days == 0:
             return 0
         older_than = timedelta(days=runtime.config.prune_after_days)
+    if not dry_run:
+        runtime.sessions.refuse_if_busy("prune()")
     store = runtime.store
     cutoff = store.now() - to_ms(older_than, what="older_than")
     # A run cannot have finished before it was created, and ids sort by creation. Clocks may differ by a little.
     before = id_at(max(0, cutoff) + 3_600_000)
     if dry_run:
         return store.count_prunable(before, cutoff)
-    runtime.sessions.refuse_if_busy("prune()")
     deleted, last = 0, ""
     while True:
         following, gone = store.prune_page(last, before, cutoff, PRUNE_BATCH)

@@ -56,14 +56,16 @@ SELECT fields FROM shapes WHERE fields IS NOT NULL
 #: How many waits are ended in one transaction.
 PAGE = 200
 
-#: The next waits that an event ends. `{of_workspace}` is empty for an event of no workspace, which all may receive.
+#: The next waits that an event ends. What a run received is looked up for each of them, by a subquery that no planner
+#: turns into a join with all that was ever received. `{of_workspace}` is empty for an event of no workspace, which all
+#: may receive.
 CANDIDATES = f"""
 SELECT w.workspace, w.run_id, w."key", w.number FROM workflow_waits w
 WHERE w.name = :name AND w.fields = :fields AND w.values_hash = :values_hash {{of_workspace}}
     AND (w.workspace, w.run_id, w."key", w.number) > (:after_workspace, :after_run, :after_key, :after_number)
     AND ({{after_wait}} OR w.since <= CAST(:emitted_at AS bigint))
-    AND NOT EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = w.run_id
-        AND s.event_seq = CAST(:seq AS bigint) AND s.event_seq IS NOT NULL)
+    AND (SELECT 1 FROM workflow_steps s WHERE s.run_id = w.run_id
+        AND s.event_seq = CAST(:seq AS bigint) AND s.event_seq IS NOT NULL LIMIT 1) IS NULL
 ORDER BY w.workspace, w.run_id, w."key", w.number LIMIT {PAGE}
 """
 
@@ -71,7 +73,9 @@ OF_WORKSPACE = "AND w.workspace = :workspace"
 
 #: The call in which a run waits for messages of a name.
 RECEIVING = """
-SELECT "key" FROM workflow_waits WHERE run_id = :run_id AND name = :name AND fields = '@' ORDER BY "key" LIMIT 1
+SELECT "key" FROM workflow_waits
+WHERE name = :name AND fields = '@' AND values_hash = :run_id AND run_id = :run_id
+ORDER BY "key" LIMIT 1
 """
 
 #: Events are locked before runs: whoever ends a wait does it in this order.
@@ -134,13 +138,16 @@ WHERE run_id = :run_id AND "key" = :key AND number = CAST(:number AS integer)
     AND (snapshot IS NULL OR snapshot = CAST(:snapshot AS text))
 """
 
-#: Events that count for a wait by the order of commits alone.
-STORED_AFTER = """
+#: Events that count for a wait by the order of commits alone: of later transactions, and of those that were under way.
+#: Each by its own index condition, since an OR of the two would be looked for among all events of the name.
+_STORED = """
 SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
 WHERE e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace = :workspace)
-    AND {after_event} AND e.seq > CAST(:from_seq AS bigint)
+    AND {when} AND e.seq > CAST(:from_seq AS bigint)
 ORDER BY e.seq LIMIT 500
 """
+STORED_LATER = _STORED.replace("{when}", "{later}")
+STORED_UNDER_WAY = _STORED.replace("{when}", "{under_way}")
 
 #: Events that count for a wait with `since`.
 STORED_SINCE = """
@@ -155,7 +162,7 @@ ORDER BY e.emitted_at, e.seq LIMIT 500
 STORED_NEW = """
 SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
 WHERE e.matched_at IS NULL AND e.name = :name AND e.run_id IS NULL AND (e.workspace = '' OR e.workspace = :workspace)
-    AND (({after_event}) OR e.seq > CAST(:after_seq AS bigint) OR e.emitted_at >= CAST(:since AS bigint))
+    AND (({later}) OR ({under_way}) OR e.seq > CAST(:after_seq AS bigint) OR e.emitted_at >= CAST(:since AS bigint))
     AND e.seq > CAST(:from_seq AS bigint)
 ORDER BY e.seq LIMIT 500
 """
@@ -163,8 +170,8 @@ ORDER BY e.seq LIMIT 500
 NEXT_MESSAGE = """
 SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
 WHERE e.run_id = :run_id AND e.name = :name
-    AND NOT EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = :run_id AND s.event_seq = e.seq
-        AND s.event_seq IS NOT NULL)
+    AND (SELECT 1 FROM workflow_steps s WHERE s.run_id = e.run_id AND s.event_seq = e.seq
+        AND s.event_seq IS NOT NULL LIMIT 1) IS NULL
 ORDER BY e.seq LIMIT 1
 """
 

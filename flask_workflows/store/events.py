@@ -278,11 +278,16 @@ class Events:
             "workspace": wait.workspace,
             "after_seq": wait.after_seq,
             "since": wait.since,
-            **self._dialect.after(wait.snapshot),
+            **self._dialect.not_before(wait.snapshot),
         }
-        looks = [sql.STORED_NEW] if wait.checked else [sql.STORED_AFTER]
-        if wait.since is not None and not wait.checked:
-            looks.append(sql.STORED_SINCE)
+        if wait.checked:
+            looks = [sql.STORED_NEW]
+        else:
+            looks = [sql.STORED_LATER]
+            if params.get("under_way"):
+                looks.append(sql.STORED_UNDER_WAY)
+            if wait.since is not None:
+                looks.append(sql.STORED_SINCE)
         found = (self._first_match(execute, statement, params, run_id, wait) for statement in looks)
         return min((answer for answer in found if answer is not None), default=None)
 

@@ -106,10 +106,10 @@ class PostgreSQL:
             statement = statement.replace(name, text)
         return statement
 
-    def after(self, snapshot: str | None) -> dict[str, Any]:
-        """The parameters by which events are told that were not visible to a snapshot."""
-        _, xmax, running = str(snapshot).split(":")
-        return {"xmax": int(xmax), "xip": [int(xact) for xact in running.split(",") if xact]}
+    def not_before(self, snapshot: str | None) -> dict[str, Any]:
+        """The transactions a snapshot does not show: those later than it, and those that were under way."""
+        _, later, under_way = str(snapshot).split(":")
+        return {"later": int(later), "under_way": [int(xact) for xact in under_way.split(",") if xact]}
 
     def afresh(self, connection: Any) -> Any:
         """How to execute with a plan made for the tables as they are.
@@ -226,7 +226,8 @@ _EVENTS = {
     # The transaction was not over when the wait was stored.
     "{after_wait}": "CAST(:seq AS bigint) > w.after_seq OR NOT pg_visible_in_snapshot("
     "CAST(CAST(CAST(:xact AS bigint) AS text) AS xid8), CAST(w.snapshot AS pg_snapshot))",
-    "{after_event}": "(e.xact >= CAST(:xmax AS bigint) OR e.xact = ANY (CAST(:xip AS bigint[])))",
+    "{later}": "e.xact >= CAST(:later AS bigint)",
+    "{under_way}": "e.xact = ANY (CAST(:under_way AS bigint[]))",
 }
 
 

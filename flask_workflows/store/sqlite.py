@@ -139,8 +139,8 @@ class SQLite:
             statement = statement.replace(name, text)
         return statement
 
-    def after(self, snapshot: str | None) -> dict[str, Any]:
-        """Nothing more is needed than the wait's own number."""
+    def not_before(self, snapshot: str | None) -> dict[str, Any]:
+        """Nothing: one writer follows the other, so the wait's own number says it all."""
         return {}
 
     def afresh(self, connection: sqlite3.Connection) -> Any:
@@ -217,7 +217,8 @@ _EVENTS = {
     "{lock}": "",
     "{after_wait}": "w.after_seq < :seq",
     # The index on name and transaction, which is null here, holds the numbers in order.
-    "{after_event}": "e.xact IS NULL AND e.seq > :after_seq",
+    "{later}": "e.xact IS NULL AND e.seq > :after_seq",
+    "{under_way}": "1 = 0",
 }
 
 

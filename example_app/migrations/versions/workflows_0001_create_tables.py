@@ -145,8 +145,20 @@ def upgrade(engine_name=""):
         postgresql_where=sa.text("matched_at IS NULL"),
         sqlite_where=sa.text("matched_at IS NULL"),
     )
-    op.create_index("workflow_events_name", "workflow_events", ["name", "emitted_at", "seq"])
-    op.create_index("workflow_events_xact", "workflow_events", ["name", "xact"])
+    op.create_index(
+        "workflow_events_name",
+        "workflow_events",
+        ["name", "emitted_at", "seq"],
+        postgresql_where=sa.text("run_id IS NULL"),
+        sqlite_where=sa.text("run_id IS NULL"),
+    )
+    op.create_index(
+        "workflow_events_xact",
+        "workflow_events",
+        ["name", "xact"],
+        postgresql_where=sa.text("run_id IS NULL"),
+        sqlite_where=sa.text("run_id IS NULL"),
+    )
     op.create_index(
         "workflow_events_delivery",
         "workflow_events",

@@ -28,7 +28,14 @@ StopMode = Literal["fast", "immediate"]
 
 _STOP_SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
-_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "max_connections": "200"}
+# Without fsync nothing is lost when the server's processes are killed, only when the machine is, which no test does.
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "fsync": "off",
+    "full_page_writes": "off",
+}
 
 # Reads a line when the server is closed in good order, the end of the file when
 # the tests died without a chance to: by `kill -9`, or by pytest's own time-out.

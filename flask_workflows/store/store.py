@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event
+from threading import Lock
 from typing import Any
 from typing import NamedTuple
 from typing import TypeVar
@@ -44,6 +45,10 @@ Execute = Callable[[str, Any], Any]
 
 #: SQLite and PostgreSQL both bound the parameters of one statement; 1,000 runs stay well below.
 ROWS_PER_INSERT = 1_000
+
+
+#: One thread notifies for the others so many times at a stretch; what it leaves, the next start makes good.
+MOST_NOTIFICATIONS = 20
 
 
 class LeaseGone(Exception):
@@ -100,6 +105,8 @@ class Store:
         self.connections = Connections(engine, keep=2, prepare=self.dialect.prepare, is_dead=self.dialect.is_dead)
         #: Set when waiting for the database to come back is to end.
         self.giving_up = Event()
+        self._notifying = Lock()
+        self._to_notify = False
         self._complained_at: dict[str, float] = {}
 
     def close(self) -> None:
@@ -223,9 +230,21 @@ class Store:
         return None if row is None else str(row[0])
 
     def notify(self) -> None:
-        """Tell workers in other processes that there is something to claim."""
-        if self.dialect.listens:
-            self._once(lambda c: self.dialect.notify(self._execute(c)))
+        """Tell workers in other processes that there is something to claim.
+
+        While one thread does so, others leave it to that one to tell once more for all of them.
+        """
+        if not self.dialect.listens:
+            return
+        self._to_notify = True
+        for _ in range(MOST_NOTIFICATIONS):
+            if not self._to_notify or not self._notifying.acquire(blocking=False):
+                return
+            try:
+                self._to_notify = False
+                self._once(lambda c: self.dialect.notify(self._execute(c)))
+            finally:
+                self._notifying.release()
 
     # Claims and leases ---------------------------------------------------------------------
 

@@ -57,6 +57,8 @@ HEARTBEAT_SECONDS = 10.0
 SWEEP_SECONDS = 30.0
 #: Claimed ahead and not begun for this long, a run goes back.
 AHEAD_SECONDS = 1.0
+#: A run on its last chance is waited for no longer than this at a time.
+ROOM_SECONDS = 60.0
 #: What the database gets for each part of a goodbye.
 GOODBYE_SECONDS = 5.0
 #: Runs are claimed ahead only while executions take less than this, on average.
@@ -103,6 +105,8 @@ class Worker:
         self._hungry_below = 0
         self._average_ms = SHORT_MS
         self._alone = False
+        #: Since when nothing is claimed, so that this worker becomes idle, and until when not to try that again.
+        self._room_since = self._no_room_before = 0.0
         self._ahead_at = self._settled_at = 0.0
         self._careful_at = 0.0
         self._beat_at = self._swept_at = float("-inf")
@@ -388,11 +392,11 @@ class Worker:
         with self._count:
             outstanding = self._outstanding
             self._hungry_below = 0
-        if self._alone:
+        if self._alone or self._room_since:
             if outstanding:
                 self._be_hungry(1)
                 return False
-            self._alone = False
+            self._alone, self._room_since = False, 0.0
         free = self.concurrency - outstanding
         more = self._claim_free(free, alone=outstanding == 0) if free > 0 else self._claim_ahead(outstanding)
         if self._store.events_wait:
@@ -429,7 +433,7 @@ class Worker:
         return False
 
     def _room_ahead(self) -> int:
-        if self._average_ms >= SHORT_MS or self._alone:
+        if self._average_ms >= SHORT_MS or self._alone or self._room_since:
             return 0
         return min(MOST_AHEAD, int(self.concurrency * SHORT_MS / max(self._average_ms, 1.0)))
 
@@ -485,8 +489,7 @@ class Worker:
         now = time.monotonic()
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat()
-            if self._outstanding and self._store.care_is_due(self._scope):
-                self._alone = True
+            self._make_room(now)
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
             self._store.end_cancelled()
@@ -519,6 +522,16 @@ class Worker:
             self._store.complain("pruning was broken off, it goes on tomorrow", error)
         finally:
             self._pruning = False
+
+    def _make_room(self, now: float) -> None:
+        """Claim nothing while a run on its last chance waits for an idle worker; but not for ever behind a long step."""
+        if not self._outstanding or now < self._no_room_before or not self._store.care_is_due(self._scope):
+            self._room_since = 0.0
+        elif not self._room_since:
+            self._room_since = now
+        elif now - self._room_since > ROOM_SECONDS:
+            self._room_since = 0.0
+            self._no_room_before = now + 5 * ROOM_SECONDS
 
     def _beat(self) -> None:
         self._beat_at = time.monotonic()

@@ -42,7 +42,8 @@ def execute_claimed(app: Flask, run: ClaimedRun) -> Thread:
 
     def target() -> None:
         engine = Engine(runtime_of(app))
-        engine.execute(engine.begin(run, runtime_of(app).store.histories([run.id])[run.id]), "somebody")
+        stored = [] if run.fresh else runtime_of(app).store.histories([run.id])[run.id]
+        engine.execute(engine.begin(run, stored), "somebody")
 
     thread = Thread(target=target, daemon=True)
     thread.start()

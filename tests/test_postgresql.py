@@ -164,6 +164,27 @@ def test_b82_commit_that_started_runs_is_followed_by_one_notification_outside_of
     assert not [statement for statement in asked if "NOTIFY" in statement.upper()]
 
 
+def test_b82_starts_of_many_threads_share_notifications_and_none_goes_unheard(
+    busy: Flask, fleet: Fleet, database_url: str
+) -> None:
+    def start(_: int) -> None:
+        with busy.app_context():
+            for _ in range(10):
+                busy_app.one.start()
+                session_of(busy).commit()
+
+    # Were one unheard, the run would wait for a minute.
+    fleet.start(WORKFLOWS_POLL_INTERVAL_MS=60_000)
+    eventually(lambda: listening(busy))
+    with listener(database_url) as heard, ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            list(pool.map(start, range(8)))
+            eventually(lambda: not unfinished(busy), within=5)
+        notifications = list(heard.notifies(timeout=0.2))
+
+    assert 5 <= len(notifications) < 400
+
+
 def test_b78_start_with_the_largest_names_and_input_commits(busy: Flask) -> None:
     with busy.app_context():
         busy_app.large.using(key="k" * 255, workspace="w" * 255).start("x" * 1_000_000)

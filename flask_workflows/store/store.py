@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event
+from threading import Lock
 from typing import Any
 from typing import NamedTuple
 from typing import Protocol
@@ -47,6 +48,10 @@ Execute = Callable[[str, Any], Any]
 
 #: SQLite and PostgreSQL both bound the parameters of one statement; 1,000 runs stay well below.
 ROWS_PER_INSERT = 1_000
+
+
+#: One thread notifies for the others so many times at a stretch; what it leaves, the next start makes good.
+MOST_NOTIFICATIONS = 20
 
 
 class LeaseGone(Exception):
@@ -118,6 +123,8 @@ class Store:
         self.giving_up = Event()
         #: Null save in tests of crashes. A transaction is then opened for every operation.
         self.watcher: Watcher | None = None
+        self._notifying = Lock()
+        self._to_notify = False
         self._complained_at: dict[str, float] = {}
         #: Whether a claim saw events or waits that are to be matched; whoever does so says it is false before.
         self.events_wait = False
@@ -266,9 +273,21 @@ class Store:
         return None if row is None else str(row[0])
 
     def notify(self) -> None:
-        """Tell workers in other processes that there is something to claim."""
-        if self.dialect.listens:
-            self.once(lambda c: self.dialect.notify(self.execute_on(c)))
+        """Tell workers in other processes that there is something to claim.
+
+        While one thread does so, others leave it to that one to tell once more for all of them.
+        """
+        if not self.dialect.listens:
+            return
+        self._to_notify = True
+        for _ in range(MOST_NOTIFICATIONS):
+            if not self._to_notify or not self._notifying.acquire(blocking=False):
+                return
+            try:
+                self._to_notify = False
+                self.once(lambda c: self.dialect.notify(self.execute_on(c)))
+            finally:
+                self._notifying.release()
 
     # Claims and leases ---------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flask_workflows.errors import MatchRefused
-from flask_workflows.matching import fields_of
 from flask_workflows.matching import FIELDS_LIMIT
+from flask_workflows.matching import fields_of
 from flask_workflows.matching import hash_in
 from flask_workflows.matching import hash_of
 from flask_workflows.matching import MESSAGES
@@ -149,7 +149,7 @@ def test_dotted_paths_lead_into_objects_and_lists(path: str, payload: object) ->
         ("user.id", {"user.id": 7}),
         ("lines.2", {"lines": [7, 7]}),
         ("lines.-1", {"lines": [7]}),
-        ("lines.٠", {"lines": [7]}),
+        ("lines.\u0660", {"lines": [7]}),  # another zero
         ("lines." + "9" * 5_000, {"lines": [7]}),
         ("length", [7]),
         ("user", None),
@@ -247,7 +247,11 @@ def test_value_that_contains_itself_is_refused() -> None:
 # In general --------------------------------------------------------------------------------
 
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text("ab1é", max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text("ab1é", max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner, max_size=3),
     max_leaves=6,
 )

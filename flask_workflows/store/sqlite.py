@@ -11,6 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from contextlib import contextmanager
 from functools import cache
 from threading import RLock
@@ -110,7 +111,7 @@ class SQLite:
         """Nothing: one writer follows the other, so the wait's own number says it all."""
         return {}
 
-    def afresh(self, connection: sqlite3.Connection) -> Any:
+    def afresh(self, connection: sqlite3.Connection, *, but: Set[str]) -> Any:
         return connection.execute
 
     def claim(

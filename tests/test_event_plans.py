@@ -166,7 +166,9 @@ def test_matching_uses_an_index_for_everything_beside_a_hundred_thousand_waits(
         "completed"
     ] * 2
     bad = {
-        statement: found for statement, found in plans.items() if any(scans(line.strip()) for line in found.splitlines())
+        statement: found
+        for statement, found in plans.items()
+        if any(scans(line.strip()) for line in found.splitlines())
     }
     assert bad == {}
     candidates = [found for statement, found in plans.items() if "w.values_hash = " in statement]

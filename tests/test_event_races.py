@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import random
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -14,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 from flask import Flask
+from sqlalchemy.engine import make_url
 
 from flask_workflows import RunFinished
 from flask_workflows import RunStatus
@@ -387,6 +390,50 @@ def test_an_event_that_ends_a_wait_while_its_run_suspends_again_wakes_it(app: Fl
         assert [declared.get(run).output for run in (first, second)] == ["both", "both"]
 
 
+@on_postgresql
+def test_a_run_that_suspends_just_while_it_is_cancelled_does_not_wait_on(
+    database_url: str, make_app: apps.MakeApp
+) -> None:
+    """`cancel` looks whether it is idle, then marks it as one that is executed: in between it must not suspend."""
+    reached, go_on, marking = threading.Event(), threading.Event(), threading.Event()
+
+    def watch(asked: str) -> None:
+        if "UPDATE workflow_runs SET cancel_requested_at" in asked and not marking.is_set():
+            marking.set()
+            go_on.set()
+            eventually(
+                lambda: (
+                    rows(cancelling, "SELECT 1 FROM workflow_runs WHERE status = 'waiting'")
+                    or waiting_for_locks(cancelling) == 1
+                )
+            )
+
+    cancelling = make_app(
+        database_url,
+        db=make_orders_db(),
+        workflows=declared,
+        SQLALCHEMY_ENGINE_OPTIONS=watched_options(database_url, watch),
+        **QUICK,
+    )
+
+    @declared.workflow(name="suspending")
+    def suspending(ctx: WorkflowContext) -> None:
+        reached.set()
+        go_on.wait(30)
+        ctx.wait_for("paid")
+
+    with cancelling.app_context():
+        run = suspending.spawn()
+        executing = threads(cancelling, declared.tick)
+        assert reached.wait(30)
+        run.cancel()
+        joined(executing)
+
+        assert marking.is_set()
+        assert run.status() is RunStatus.CANCELLED
+        assert rows(cancelling, "SELECT * FROM workflow_waits") == []
+
+
 def test_an_event_for_a_run_that_is_executed_because_of_its_time_out_is_its_outcome(app: Flask) -> None:
     declared.clock = clock = Clock()
     reached, go_on = threading.Event(), threading.Event()
@@ -450,6 +497,135 @@ def test_messages_matched_by_two_workers_at_once_keep_their_order(app: Flask) ->
 
         assert run.output() == [1, 2]
         assert rows(app, "SELECT seq, woke FROM workflow_events ORDER BY seq") == [(1, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("listen", [True, False], ids=["told", "polling"])
+def test_b151_an_event_wakes_its_run_soon_beside_many_open_waits(
+    database_url: str, make_app: apps.MakeApp, listen: bool
+) -> None:
+    """Scaled down: 300 waits and a burst of 100 events. By the database's clock, from the event to the run's end."""
+    app = make_app(
+        database_url,
+        db=make_orders_db(),
+        workflows=declared,
+        WORKFLOWS_DASHBOARD=False,
+        WORKFLOWS_LISTEN=listen,
+        WORKFLOWS_POLL_INTERVAL_MS=500,
+    )
+    start_waiting(app, 300, minutes=None, workflow=awaiting_only)
+
+    with working(app, 1):
+        joined(threads(app, pay(list(range(0, 300, 3)))))
+        eventually(lambda: len(outcomes(app)) == 100)
+    took = [
+        milliseconds
+        for (milliseconds,) in rows(
+            app,
+            """SELECT r.finished_at - e.emitted_at FROM workflow_runs r
+               JOIN workflow_steps s ON s.run_id = r.id JOIN workflow_events e ON e.seq = s.event_seq""",
+        )
+    ]
+
+    print(sorted(took)[50], sorted(took)[98])
+    assert len(took) == 100
+    assert sorted(took)[98] < (2_000 if listen else 1_500)
+
+
+# Lost replies ------------------------------------------------------------------------------
+
+
+class Losing:
+    """An app's `SQLALCHEMY_ENGINE_OPTIONS`: the reply to one commit is lost, after something else has happened.
+
+    It is the commit of the transaction that stores the first wait.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.meanwhile: Callable[[], object] | None = None
+        self._stored: set[int] = set()
+
+    def options(self) -> dict[str, Any]:
+        return {"creator": self._sqlite if self.url.startswith("sqlite") else self._postgresql}
+
+    def asked(self, connection: object, statement: str) -> None:
+        if "INSERT INTO workflow_waits" in statement:
+            self._stored.add(id(connection))
+
+    def committed(self, connection: object) -> bool:
+        meanwhile = self.meanwhile
+        if meanwhile is None or id(connection) not in self._stored:
+            return False
+        self.meanwhile = None
+        meanwhile()
+        return True
+
+    def _postgresql(self) -> psycopg.Connection[Any]:
+        losing = self
+
+        class Cursor(psycopg.Cursor[Any]):
+            def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
+                losing.asked(self.connection, str(query))
+                return super().execute(query, *args, **kwargs)
+
+        class Connection(psycopg.Connection[Any]):
+            def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+                result = super().wait(gen, *args, **kwargs)
+                if "_exit_gen" in gen.__qualname__ and losing.committed(self):
+                    raise psycopg.OperationalError("the reply was lost")
+                return result
+
+        conninfo = make_url(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
+        connection = Connection.connect(conninfo)
+        connection.cursor_factory = Cursor
+
+        return connection
+
+    def _sqlite(self) -> sqlite3.Connection:
+        losing = self
+
+        class Connection(sqlite3.Connection):
+            def execute(self, statement: str, *args: Any) -> Any:
+                losing.asked(self, statement)
+                result = super().execute(statement, *args)
+                if statement == "COMMIT" and losing.committed(self):
+                    raise sqlite3.OperationalError("the reply was lost")
+                return result
+
+        return sqlite3.connect(make_url(self.url).database or "", factory=Connection, check_same_thread=False)
+
+
+@pytest.mark.parametrize("event", [True, False], ids=["an event", "nothing"])
+def test_a_wait_whose_commit_lost_its_reply_is_not_stored_over_the_event_that_ended_it(
+    database_url: str, make_app: apps.MakeApp, event: bool
+) -> None:
+    """The worker repeats the write: by then the wait has ended, and the run is due."""
+    losing = Losing(database_url)
+    app = make_app(
+        database_url, db=make_orders_db(), workflows=declared, SQLALCHEMY_ENGINE_OPTIONS=losing.options(), **QUICK
+    )
+    declared.clock = clock = Clock()
+    happened: list[str] = []
+
+    def meanwhile() -> None:
+        happened.append("a commit")
+        if event:
+            declared.deliver("paid", {"order": 1})
+            apps.runtime_of(app).events.match_all()
+
+    with app.app_context():
+        run = awaiting.spawn(1)
+        losing.meanwhile = meanwhile
+        declared.tick()
+        if not event:
+            declared.deliver("paid", {"order": 1})
+            declared.tick()
+        clock.move(seconds=1)
+        declared.tick()
+
+        assert happened == ["a commit"]
+        assert run.output() == "event 1"
+        assert_settled(app)
 
 
 # Crashes -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from datetime import timedelta
 from datetime import UTC
@@ -110,7 +111,7 @@ def test_an_event_of_a_savepoint_vanishes_with_it(app: Flask, db: SQLAlchemy) ->
     declared.tick()
 
     declared.emit("paid", "before")
-    with pytest.raises(ZeroDivisionError), db.session.begin_nested():
+    with suppress(ZeroDivisionError), db.session.begin_nested():
         declared.emit("paid", "inside")
         raise ZeroDivisionError
     declared.emit("paid", "after")
@@ -649,6 +650,7 @@ def test_an_event_that_answers_two_of_several_is_the_first_of_them(app: Flask) -
     assert events(app) == [("paid", True, 1)]
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_waiting_for_none_of_no_events_is_refused() -> None:
     @declared.workflow(name="nothing")
     def nothing(ctx: WorkflowContext) -> None:
@@ -735,6 +737,7 @@ def test_an_event_of_a_pydantic_model_comes_back_as_the_model() -> None:
     assert seen[-2:] == [Signed(user_id=8), Signed(user_id=8, name="Ann")]
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
@@ -749,12 +752,14 @@ def test_a_payload_that_does_not_fit_its_class_is_refused_where_it_is_emitted(pa
         declared.emit("completed", payload)
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("payload", [float("nan"), {"a": "x\0"}, {1: 2}, object(), Level.BASIC, (1, 2)])
 def test_b70_a_payload_that_is_no_json_is_refused_where_it_is_emitted(payload: Any) -> None:
     with pytest.raises(ValueRefused, match="event 'paid'"):
         declared.emit("paid", payload)
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_a_payload_has_a_largest_size(app: Flask) -> None:
     with pytest.raises(ValueRefused, match="1,048,576 are allowed"):
         declared.emit("paid", "x" * 1_048_576)
@@ -763,6 +768,7 @@ def test_a_payload_has_a_largest_size(app: Flask) -> None:
 # Names -------------------------------------------------------------------------------------
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_an_unregistered_event_can_neither_be_emitted_nor_waited_for() -> None:
     @declared.workflow(name="mistaken")
     def mistaken(ctx: WorkflowContext) -> None:
@@ -784,6 +790,7 @@ def test_an_unregistered_event_can_neither_be_emitted_nor_waited_for() -> None:
     assert error.short_type == "UnregisteredEvent"
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_an_object_is_emitted_alone() -> None:
     with pytest.raises(ValueRefused, match="an object of the event's class alone"):
         declared.emit(Completed(8, "knots"), {"user_id": 8})
@@ -811,6 +818,7 @@ def test_b32_any_other_name_can_be_waited_for_emitted_and_received(app: Flask, n
     assert max(len(key) for (key,) in rows(app, 'SELECT "key" FROM workflow_steps')) <= 150
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_a_naive_instant_to_wait_since_is_refused() -> None:
     @declared.workflow(name="naive")
     def naive(ctx: WorkflowContext) -> str:
@@ -824,6 +832,7 @@ def test_a_naive_instant_to_wait_since_is_refused() -> None:
     assert run.output() == "refused"
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("call", ["wait_for", "receive"])
 def test_a_wait_inside_a_step_is_refused(call: str) -> None:
     @declared.workflow(name=f"misplaced-{call.replace('_', '-')}")
@@ -981,6 +990,7 @@ def test_one_delivery_id_may_be_used_by_another_event_and_another_workspace(app:
     assert news == [True] * 4
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("delivery_id", ["", " ", "x" * 256, "a\0", 7])
 def test_a_delivery_id_that_cannot_be_stored_is_refused(delivery_id: Any) -> None:
     with pytest.raises(InvalidName):
@@ -1191,7 +1201,7 @@ def test_in_memory_an_event_counts_at_the_commit_and_vanishes_with_its_savepoint
     with app.app_context():
         run = remembering.start()
         workflows.emit("paid", 1)
-        with pytest.raises(ZeroDivisionError), session.begin_nested():
+        with suppress(ZeroDivisionError), session.begin_nested():
             workflows.emit("paid", 2)
             raise ZeroDivisionError
         session.commit()

@@ -149,7 +149,7 @@ def test_dotted_paths_lead_into_objects_and_lists(path: str, payload: object) ->
         ("user.id", {"user.id": 7}),
         ("lines.2", {"lines": [7, 7]}),
         ("lines.-1", {"lines": [7]}),
-        ("lines.٠", {"lines": [7]}),
+        ("lines.\u0660", {"lines": [7]}),  # another zero
         ("lines." + "9" * 5_000, {"lines": [7]}),
         ("length", [7]),
         ("user", None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_a_message_of_a_transaction_that_is_rolled_back_is_none(db: SQLAlchemy, 
 
     run.send("line", 1)
     db.session.rollback()
-    with pytest.raises(ZeroDivisionError), db.session.begin_nested():
+    with suppress(ZeroDivisionError), db.session.begin_nested():
         run.send("line", 2)
         raise ZeroDivisionError
     db.session.commit()
@@ -201,6 +202,7 @@ def test_a_message_to_a_run_that_is_gone_is_refused(app: Flask) -> None:
         run.send("line")
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("name", ["", " ", "a\0b", "x" * 256])
 def test_b32_a_message_name_that_cannot_be_stored_is_refused(name: str) -> None:
     run = receiving.spawn(1)
@@ -209,6 +211,7 @@ def test_b32_a_message_name_that_cannot_be_stored_is_refused(name: str) -> None:
         run.send(name)
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_b70_a_message_that_is_no_json_is_refused() -> None:
     run = receiving.spawn(1)
 

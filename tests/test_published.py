@@ -176,6 +176,7 @@ def test_an_execution_that_lost_its_run_publishes_nothing(app: Flask) -> None:
     assert went_on == []
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("key", ["", "$progress", "x" * 256, "a\0b"])
 def test_a_key_that_cannot_be_published_under_is_refused(key: str) -> None:
     @declared.workflow(name="misnaming")
@@ -190,6 +191,7 @@ def test_a_key_that_cannot_be_published_under_is_refused(key: str) -> None:
     assert run.output() is True
 
 
+@on_sqlite  # nothing of it comes to the database
 def test_b70_a_value_that_is_no_json_is_refused() -> None:
     @declared.workflow(name="mistaking")
     def mistaking(ctx: WorkflowContext) -> bool:

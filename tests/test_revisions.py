@@ -44,6 +44,10 @@ CONVENTION = {
     "pk": "pk_%(table_name)s",
 }
 
+#: The shipped revisions, as files and as they are called in a history.
+FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py"]
+TITLES = ["Create the tables of Flask-Workflows.", "Add events, waits, published state and marks to Flask-Workflows."]
+
 
 class Shop:
     """An app with a table, a migrations folder and a revision of its own."""
@@ -169,7 +173,14 @@ def definitions(engine: sa.Engine) -> list[Any]:
             ORDER BY 1, 3, 2, 4
         """
     with engine.connect() as connection:
-        return [tuple(row) for row in connection.execute(sa.text(statement))]
+        return [tuple(map(_one_line, row)) for row in connection.execute(sa.text(statement))]
+
+
+def _one_line(value: str | int | None) -> str | int | None:
+    """SQLite keeps the text that made a table; a column added later is on the line before, a new name in quotes."""
+    if not isinstance(value, str):
+        return value
+    return " ".join(value.split()).replace('TABLE "workflow_steps"', "TABLE workflow_steps")
 
 
 def run_shipped(connection: sa.Connection, direction: Literal["upgrade", "downgrade"]) -> MigrationContext:
@@ -201,6 +212,36 @@ def test_shipped_revisions_make_what_create_all_makes(database_url: str) -> None
     assert differences == []
     assert left == []
     assert migrated == definitions(engine)
+    engine.dispose()
+
+
+def test_events_are_added_to_what_is_stored_and_taken_away_again(database_url: str) -> None:
+    """B119: the rows of the release before stay as they are, both ways."""
+    engine = sa.create_engine(database_url)
+    shipped = ScriptDirectory(str(paths.MIGRATIONS))
+    first, second = (shipped.get_revision(f"workflows_{number}").module for number in ("0001", "0002"))
+    run = """INSERT INTO workflow_runs (id, workflow, version, queue, workspace, status, input, epoch, attempts,
+                 max_attempts, losses, created_at, updated_at)
+             VALUES ('r', 'w', 1, 'q', '', 'sleeping', '{}', 1, 0, 3, 0, 1, 1)"""
+    step = """INSERT INTO workflow_steps (run_id, "key", position, kind, status, attempts)
+              VALUES ('r', '$sleep', 1, 'sleep', 'sleeping', 1)"""
+
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        first.upgrade()
+        connection.exec_driver_sql(run)
+        connection.exec_driver_sql(step)
+    before = definitions(engine)
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        second.upgrade()
+        # As a worker of the release before goes on to do.
+        connection.exec_driver_sql(step.replace("$sleep", "$sleep#2").replace("1, 'sleep'", "2, 'sleep'"))
+        stored = connection.exec_driver_sql('SELECT "key", event_seq FROM workflow_steps ORDER BY position').all()
+        second.downgrade()
+        left = connection.exec_driver_sql('SELECT "key", position FROM workflow_steps ORDER BY position').all()
+
+    assert [tuple(row) for row in stored] == [("$sleep", None), ("$sleep#2", None)]
+    assert [tuple(row) for row in left] == [("$sleep", 1), ("$sleep#2", 2)]
+    assert definitions(engine) == before
     engine.dispose()
 
 
@@ -317,8 +358,8 @@ def test_copies_continue_the_apps_line(young_shop: Shop, database_url: str, make
 
     names = shop.install()
 
-    assert names == ["workflows_0001_create_tables.py"]
-    assert shop.line() == ["customers", "Create the tables of Flask-Workflows."]
+    assert names == FILES
+    assert shop.line() == ["customers", *TITLES]
     copy = (shop.versions / names[0]).read_text()
     assert f"Revises: {ScriptDirectory(str(shop.versions.parent)).get_base()}" in copy
     assert "branch_labels = None" in copy
@@ -400,7 +441,7 @@ shop.install()
     complaints = [process.communicate(timeout=60)[1] for process in processes]
 
     assert complaints == [""] * 8
-    assert shop.line() == ["Create the tables of Flask-Workflows."]
+    assert shop.line() == TITLES
     assert shop.install() == []
     shop.flask("db", "upgrade")
 
@@ -441,9 +482,9 @@ def test_other_directory_is_taken_when_named(sqlite_url: str, make_shop: MakeSho
     shop.flask("db", "init", "--directory", str(tmp_path / "other"))
 
     with shop.app.app_context():
-        (copy,) = install(str(tmp_path / "other"))
+        copies = install(str(tmp_path / "other"))
 
-    assert copy.parent == tmp_path / "other" / "versions"
+    assert {copy.parent for copy in copies} == {tmp_path / "other" / "versions"}
 
 
 def test_two_heads_are_refused(sqlite_url: str, make_shop: MakeShop) -> None:
@@ -486,7 +527,7 @@ def test_database_need_not_be_up_to_copy(make_shop: MakeShop) -> None:
     shop = make_shop("postgresql+psycopg://postgres@127.0.0.1:1/nowhere")
     shop.flask("db", "init")
 
-    assert shop.install() == ["workflows_0001_create_tables.py"]
+    assert shop.install() == FILES
 
 
 def test_both_routes_at_once_are_refused_on_either_side(sqlite_url: str, make_shop: MakeShop) -> None:

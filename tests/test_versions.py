@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
@@ -32,7 +31,7 @@ from tests.processes import rows
 from tests.processes import waiting
 from tests.running import Clock
 
-QUICK = {"WORKFLOWS_DASHBOARD": False, "WORKFLOWS_POLL_INTERVAL_MS": 20}
+QUICK: dict[str, Any] = {"WORKFLOWS_DASHBOARD": False, "WORKFLOWS_POLL_INTERVAL_MS": 20}
 
 
 class Release:
@@ -150,9 +149,7 @@ def test_of_several_newer_ones_the_nearest_resumes_it(release: MakeRelease) -> N
 
 
 @pytest.mark.parametrize(
-    "declare",
-    [order(3, min_version=3), order(1), named("another")],
-    ids=["too new", "too old", "another"],
+    "declare", [order(3, min_version=3), order(1), named("another")], ids=["too new", "too old", "another"]
 )
 def test_a_run_that_this_code_cannot_run_is_not_claimed(release: MakeRelease, declare: Declare) -> None:
     (run,) = release(order(2)).spawn("order")
@@ -264,7 +261,9 @@ def test_a_rolling_deploy_loses_fails_and_delays_nothing(release: MakeRelease) -
     assert late[0][0] < 2_000
     assert late[0][1] == len(started)
     assert losses(new.app) == []
-    found = rows(new.app, "SELECT version, output, count(*) FROM workflow_runs GROUP BY version, output ORDER BY version")
+    found = rows(
+        new.app, "SELECT version, output, count(*) FROM workflow_runs GROUP BY version, output ORDER BY version"
+    )
     assert [(version, json.loads(output)) for version, output, _ in found] == [(1, [1, 1]), (2, [2, 2])]
 
 
@@ -346,7 +345,9 @@ def error_of(release: Release, run: Handle[Any]) -> str:
 def house_kept(release: Release) -> None:
     """Let a worker of the release keep house once, which is the first it does; then it tries to claim."""
     with release.working():
-        eventually(lambda: rows(release.app, "SELECT 1 FROM workflow_workers WHERE stopped_at IS NULL AND name <> 'old'"))
+        eventually(
+            lambda: rows(release.app, "SELECT 1 FROM workflow_workers WHERE stopped_at IS NULL AND name <> 'old'")
+        )
         for _ in waiting(0.2):
             pass
 

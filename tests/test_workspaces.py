@@ -25,6 +25,7 @@ from tests.processes import eventually
 from tests.processes import rows
 from tests.running import Clock
 from tests.running import make_orders_db
+from tests.running import on_sqlite
 
 pytestmark = pytest.mark.usefixtures("app_context", "clock")
 
@@ -96,6 +97,7 @@ def test_a_workspace_named_as_the_beginning_of_another_is_another(db: SQLAlchemy
     assert [run.status() is RunStatus.COMPLETED for run in runs] == [True, False, False, False, False]
 
 
+@on_sqlite  # nothing of it comes to the database
 @pytest.mark.parametrize("workspace", ["", " ", "a\0", "x" * 256, 1.5, True])
 def test_b32_a_workspace_that_cannot_be_stored_is_refused(workspace: Any) -> None:
     with pytest.raises(InvalidName):

@@ -185,6 +185,9 @@ UPDATE workflow_steps SET status = 'completed', output = 'null', finished_at = {
 WHERE run_id = :run_id AND "key" = :key AND status = 'waiting'
 """
 
+#: One row of a table that is never empty for long, found by its key: their plans may be kept.
+BY_KEY = (LOCK_EVENT, LOCK_RUN, END_WAIT, MAKE_DUE, MATCHED, COUNT_WOKE, RECEIVED, EXPIRE_WAIT)
+
 RUN_STATUS = """
 SELECT finished_at FROM workflow_runs WHERE id = :run_id
 """

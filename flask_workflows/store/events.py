@@ -77,6 +77,7 @@ class Events:
         self._dialect = store.dialect
         #: How far each set of fields was gone through, of events with more waits than one transaction ends.
         self._reached: dict[int, dict[str, Candidate]] = {}
+        self._by_key = frozenset(map(self._sql, (*sql.BY_KEY, statements.TOUCH_RUN)))
 
     # Emitting ------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Events:
         """
 
         def operation(connection: Any) -> tuple[str, int | None]:
-            execute = self._dialect.afresh(connection)
+            execute = self._executing(connection)
             params = self._store.params(run_id=run_id, epoch=epoch, key=key)
 
             def lock() -> bool:
@@ -162,7 +163,7 @@ class Events:
 
     def _match_next(self, connection: Any) -> tuple[int, dict[str, Candidate] | None] | None:
         """The event, and how far it was matched; null for the latter at its end."""
-        execute = self._dialect.afresh(connection)
+        execute = self._executing(connection)
         row = execute(self._sql(sql.NEXT_EVENT), self._store.params()).fetchone()
         if row is None:
             return None
@@ -224,7 +225,7 @@ class Events:
 
     def unchecked(self) -> list[str]:
         """Runs whose waits were stored and not yet compared with stored events."""
-        rows = self._store.once(lambda c: self._dialect.afresh(c)(self._sql(sql.UNCHECKED), {}).fetchall())
+        rows = self._store.once(lambda c: self._executing(c)(self._sql(sql.UNCHECKED), {}).fetchall())
         return [row[0] for row in rows]
 
     def check(self, run_id: str) -> bool:
@@ -232,7 +233,7 @@ class Events:
         return self._store.once(lambda c: self._check(c, run_id), together=True)
 
     def _check(self, connection: Any, run_id: str) -> bool:
-        execute = self._dialect.afresh(connection)
+        execute = self._executing(connection)
         waits = [wait for wait in self._waits(execute, run_id) if not wait.checked]
 
         def lock() -> bool:
@@ -349,7 +350,7 @@ class Events:
         return None if count < limit or oldest > cutoff + 3_600_000 else int(last)
 
     def _prune(self, statement: str, **params: int) -> Any:
-        return self._store.once(lambda c: self._dialect.afresh(c)(self._sql(statement), params))
+        return self._store.once(lambda c: self._executing(c)(self._sql(statement), params))
 
     # Published state -----------------------------------------------------------------------
 
@@ -376,6 +377,10 @@ class Events:
         params = {"name": name, "at": at}
         row = self._store.once(lambda c: self._store.execute_on(c)(self._sql(sql.MOVE_MARK), params).fetchone())
         return row is not None
+
+    def _executing(self, connection: Any) -> Execute:
+        execute: Execute = self._dialect.afresh(connection, but=self._by_key)
+        return execute
 
     def _sql(self, statement: str) -> str:
         return self._dialect.sql(self._dialect.events(statement))

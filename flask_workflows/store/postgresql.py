@@ -7,6 +7,7 @@ import select
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -111,13 +112,14 @@ class PostgreSQL:
         _, later, under_way = str(snapshot).split(":")
         return {"later": int(later), "under_way": [int(xact) for xact in under_way.split(",") if xact]}
 
-    def afresh(self, connection: Any) -> Any:
-        """How to execute with a plan made for the tables as they are.
+    def afresh(self, connection: Any, *, but: Set[str]) -> Any:
+        """How to execute with plans made for the tables as they are, `but` for these statements.
 
-        These are empty at one moment and hold a hundred thousand rows at the next; a plan kept from the first would
+        Waits and new events are few at one moment and a hundred thousand at the next; a plan kept from the first would
         scan all of them.
         """
-        return lambda statement, params: connection.execute(statement, params, prepare=False)
+        execute = connection.execute
+        return lambda statement, params: execute(statement, params, prepare=None if statement in but else False)
 
     def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
         # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.

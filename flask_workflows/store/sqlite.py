@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 from contextlib import contextmanager
 from contextlib import suppress
 from functools import cache
@@ -143,7 +144,7 @@ class SQLite:
         """Nothing: one writer follows the other, so the wait's own number says it all."""
         return {}
 
-    def afresh(self, connection: sqlite3.Connection) -> Any:
+    def afresh(self, connection: sqlite3.Connection, *, but: Set[str]) -> Any:
         return connection.execute
 
     def claim(

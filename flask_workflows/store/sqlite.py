@@ -151,14 +151,11 @@ class SQLite:
         self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
     ) -> tuple[list[tuple[Any, ...]], bool]:
         # A look first: an idle worker then neither takes the write lock nor wakes the other workers.
-        if connection.execute(_peek_sql(scope), params).fetchone() is None:
-            return [], self._events_wait(connection)
+        due, events_wait = connection.execute(_peek_sql(scope), params).fetchone()
+        if not due:
+            return [], bool(events_wait)
         with self.transaction(connection):
-            rows = connection.execute(_claim_sql(scope), params).fetchall()
-        return rows, self._events_wait(connection)
-
-    def _events_wait(self, connection: sqlite3.Connection) -> bool:
-        return bool(connection.execute(f"SELECT {events_sql.WORK}").fetchone()[0])
+            return connection.execute(_claim_sql(scope), params).fetchall(), bool(events_wait)
 
     def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         renewed = []
@@ -246,7 +243,8 @@ RETURNING id, epoch, cancel_requested_at
 
 @cache
 def _peek_sql(scope: str) -> str:
-    return SQLite.sql("SELECT 1 FROM workflow_runs WHERE " + sql.CLAIMABLE.replace("{scope}", scope))
+    claimable = sql.CLAIMABLE.replace("{scope}", scope)
+    return SQLite.sql(f"SELECT EXISTS (SELECT 1 FROM workflow_runs WHERE {claimable}), {events_sql.WORK}")
 
 
 @cache

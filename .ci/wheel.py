@@ -31,11 +31,7 @@ def faults(names: list[str]) -> list[str]:
             for folder in NEEDED_FOLDERS
             if not any(name.startswith(folder) for name in content)
         ),
-        *(
-            f"outside the package: {n}"
-            for n in content
-            if not n.startswith("flask_workflows/") and n not in NEEDED
-        ),
+        *(f"outside the package: {n}" for n in content if not n.startswith("flask_workflows/") and n not in NEEDED),
         *(f"unwanted: {n}" for n in content if any(part in n for part in UNWANTED)),
     ]
 

@@ -100,7 +100,7 @@ def test_store_refuses_every_write_under_an_older_epoch(busy: Flask, busy_clock:
         lambda: store.record(run_id, old.epoch, [write], touch=False),
         lambda: store.record(run_id, old.epoch, [write], touch=True),
         lambda: store.record(run_id, old.epoch, [write, write._replace(key="2", position=2)], touch=False),
-        lambda: store.record_start(old, child, lambda holder: write),
+        lambda: store.record_effect(old, "1", lambda c: str(store.insert(c, [child])), lambda done: write),
         *(
             lambda change=change, writes=writes: store.settle(run_id, old.epoch, change, writes)
             for writes in ([], [write])

@@ -125,9 +125,7 @@ def upgrade(engine_name=""):
     )
     op.create_table(
         "workflow_events",
-        sa.Column(
-            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
+        sa.Column("seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("name", sa.String(255), nullable=False),
         sa.Column("workspace", sa.String(255), nullable=False),
         sa.Column("run_id", sa.String(36)),
@@ -191,9 +189,7 @@ def upgrade(engine_name=""):
         sa.Column("checked", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "key", "number", name="workflow_waits_pkey"),
     )
-    op.create_index(
-        "workflow_waits_match", "workflow_waits", ["name", "fields", "values_hash", "workspace", "run_id"]
-    )
+    op.create_index("workflow_waits_match", "workflow_waits", ["name", "fields", "values_hash", "workspace", "run_id"])
     op.create_index(
         "workflow_waits_unchecked",
         "workflow_waits",
@@ -215,7 +211,6 @@ def upgrade(engine_name=""):
         sa.Column("at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="workflow_marks_pkey"),
     )
-
 
 
 def downgrade(engine_name=""):

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence
+from contextlib import closing
 from contextlib import contextmanager
 from datetime import datetime
 from datetime import UTC
@@ -66,12 +67,14 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _server(needed: bool) -> Iterator[PostgresServer | None]:
-    server = shared_server() if needed else None
-    try:
-        yield server
-    finally:
-        if isinstance(server, PrivatePostgres):
-            server.close()
+    if not needed:
+        yield None
+    elif os.environ.get("TEST_POSTGRES_URL"):
+        yield shared_server()
+    else:
+        # The tests do without what makes commits durable, and slow.
+        with closing(PrivatePostgres(fsync="on", full_page_writes="on")) as server:
+            yield server
 
 
 def _about(server: PostgresServer | None) -> str:

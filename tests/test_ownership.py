@@ -165,7 +165,8 @@ def test_process_that_was_stopped_past_its_leases_changes_nothing_when_it_goes_o
     }
     for run in runs:
         assert stopped.log.count(f"the lease of run {run} was lost") <= 1
-    assert stopped.log.count("was lost: it is executed elsewhere") > 0
+    # Which thread notices first, the one that renews or the one that wanted to write, is chance.
+    assert "was lost: it is executed elsewhere" in stopped.log or "was taken over before" in stopped.log
 
 
 def test_b03_b129_second_execution_of_a_run_loses_the_race_and_stops(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from flask_workflows import Event
 from flask_workflows import EventMatch
 from flask_workflows import Happened
 from flask_workflows import InlineNeedsCommit
+from flask_workflows import models
 from flask_workflows import RunStatus
 from flask_workflows import SessionBusy
 from flask_workflows import UnregisteredEvent
@@ -42,7 +42,10 @@ from tests.event_app import emitting
 from tests.event_app import HOUR
 from tests.event_app import in_context
 from tests.event_app import session_of
+from tests.kept import kept_database  # noqa: F401
+from tests.kept import postgresql_url  # noqa: F401
 from tests.processes import execute
+from tests.processes import outsider
 from tests.processes import rows
 from tests.running import Clock
 from tests.running import make_orders_db
@@ -68,6 +71,11 @@ def events(app: Flask) -> list[tuple[Any, ...]]:
         (name, matched is not None, woke)
         for name, matched, woke in rows(app, "SELECT name, matched_at, woke FROM workflow_events ORDER BY seq")
     ]
+
+
+def match(app: Flask) -> None:
+    """Match what was emitted so far, as a worker does that finds no run to execute."""
+    apps.runtime_of(app).events.match_all()
 
 
 def open_waits(app: Flask) -> int:
@@ -272,10 +280,15 @@ def test_an_event_that_came_before_the_wait_does_not_count_and_is_listed_as_unma
     assert events(app) == [("paid", True, 0)]
 
 
-def test_b33_an_event_right_after_the_start_is_not_lost_to_a_wait_since_the_start(app: Flask, db: SQLAlchemy) -> None:
+@pytest.mark.parametrize("matched", [False, True], ids=["new", "matched"])
+def test_b33_an_event_right_after_the_start_is_not_lost_to_a_wait_since_the_start(
+    app: Flask, db: SQLAlchemy, matched: bool
+) -> None:
     run = awaiting_since.start(1)
     declared.emit("paid", {"order": 1})
     db.session.commit()
+    if matched:
+        match(app)
 
     declared.tick()
 
@@ -298,25 +311,25 @@ def test_since_takes_what_was_emitted_at_that_very_instant_and_nothing_older(clo
     assert run.output() == "event 3"
 
 
-def test_of_several_stored_events_the_oldest_is_taken() -> None:
+@pytest.mark.parametrize("matched", [False, True], ids=["new", "matched"])
+def test_of_several_stored_events_the_oldest_is_taken(app: Flask, matched: bool) -> None:
     run = counting.spawn(3)
     for number in (1, 2, 3):
         declared.deliver("paid", {"number": number})
+    if matched:
+        match(app)
 
     declared.tick()
 
     assert run.output() == [1, 2, 3]
 
 
-def test_events_beyond_the_first_five_hundred_are_looked_at(app: Flask) -> None:
+def test_events_beyond_the_first_five_hundred_are_looked_at(app: Flask, clock: Clock) -> None:
     run = awaiting_since.spawn(7)
-    for number in range(1_000, 1_600):
-        execute(
-            app,
-            """INSERT INTO workflow_events (name, workspace, payload, emitted_at, matched_at, woke)
-               VALUES ('paid', '', :payload, (SELECT created_at FROM workflow_runs), 1, 0)""",
-            payload=json.dumps({"order": number}),
-        )
+    other = {"name": "paid", "workspace": "", "payload": '{"order":8}', "matched_at": 1, "woke": 0}
+    at = int(clock.now().timestamp() * 1000)
+    with outsider(app).begin() as connection:
+        connection.execute(models.events.insert(), [{**other, "emitted_at": at} for _ in range(600)])
     declared.deliver("paid", {"order": 7})
 
     declared.tick()
@@ -332,12 +345,11 @@ def test_since_does_not_take_away_what_commits_after_the_wait(app: Flask, db: SQ
     with app.app_context():
         run = awaiting_since.spawn(1)
         declared.tick()
-    # As if the worker had died between storing the wait and looking for events.
+    # As if the event had been matched between the wait's snapshot and its commit, and the wait looked through after it.
     execute(app, "UPDATE workflow_waits SET checked = 0")
-    execute_in_between = "UPDATE workflow_events SET matched_at = 1"
 
     db.session.commit()
-    execute(app, execute_in_between)
+    execute(app, "UPDATE workflow_events SET matched_at = 1")
     declared.tick()
 
     assert run.output() == "event 1"
@@ -393,7 +405,7 @@ def test_one_is_neither_the_text_one_nor_true(payload: object) -> None:
     assert run.status() is RunStatus.SLEEPING
 
 
-def test_a_dotted_path_matches_in_stored_events_and_in_new_ones() -> None:
+def test_a_dotted_path_matches_in_stored_events_and_in_new_ones(app: Flask) -> None:
     workflows = declared
 
     @workflows.workflow(name="dotted")
@@ -405,6 +417,7 @@ def test_a_dotted_path_matches_in_stored_events_and_in_new_ones() -> None:
     run = dotted.spawn()
     for number, sku in enumerate(["knots", "loops", "knots"]):
         if number == 2:
+            match(app)
             declared.tick()
         declared.deliver("paid", {"invoice": {"lines": [{"sku": sku}], "paid": True}, "number": number})
 
@@ -616,7 +629,7 @@ def test_several_events_may_time_out_together(app: Flask, clock: Clock) -> None:
     assert open_waits(app) == 0
 
 
-def test_of_several_stored_events_the_oldest_ends_the_wait_whatever_their_names() -> None:
+def test_of_several_stored_events_the_oldest_ends_the_wait_whatever_their_names(app: Flask) -> None:
     @declared.workflow(name="choosing")
     def choosing(ctx: WorkflowContext) -> int:
         since = ctx.started_at
@@ -627,6 +640,7 @@ def test_of_several_stored_events_the_oldest_ends_the_wait_whatever_their_names(
     run = choosing.spawn()
     declared.deliver("paid")
     declared.deliver("shipped")
+    match(app)
 
     declared.tick()
 
@@ -1020,6 +1034,7 @@ def test_b76_a_stored_event_that_cannot_be_read_holds_up_no_wait_for_a_later_one
     execute(app, "UPDATE workflow_events SET payload = '{'")
 
     declared.deliver("paid", {"order": 1})
+    match(app)
     declared.tick()
 
     assert run.output() == "event 2"

@@ -24,6 +24,8 @@ from tests import apps
 from tests.event_app import declared
 from tests.event_app import finished_at_once
 from tests.event_app import receiving
+from tests.kept import kept_database  # noqa: F401
+from tests.kept import postgresql_url  # noqa: F401
 from tests.processes import execute
 from tests.processes import rows
 from tests.running import Clock

@@ -30,6 +30,8 @@ from tests.event_app import declared
 from tests.event_app import finished_at_once
 from tests.event_app import receiving
 from tests.event_app import working
+from tests.kept import kept_database  # noqa: F401
+from tests.kept import postgresql_url  # noqa: F401
 from tests.processes import eventually
 from tests.processes import execute
 from tests.processes import outsider

@@ -25,6 +25,8 @@ from flask_workflows.store.reading import live_workers
 from flask_workflows.store.reading import reading
 from tests import apps
 from tests.event_app import working
+from tests.kept import kept_database  # noqa: F401
+from tests.kept import postgresql_url  # noqa: F401
 from tests.processes import eventually
 from tests.processes import execute
 from tests.processes import rows
@@ -281,6 +283,24 @@ def test_a_rolling_deploy_with_a_min_version_takes_the_old_runs_along(release: M
 
     with new.app.app_context():
         assert [run.output() for run in runs] == [[2, 1]] * 10
+
+
+def test_an_event_may_be_matched_by_a_worker_that_cannot_run_what_it_wakes(release: MakeRelease) -> None:
+    old = release(order(1, waits=True))
+    (run,) = old.spawn("order")
+    old.tick()
+    new = release(order(2, waits=True))
+
+    with new.app.app_context():
+        new.workflows.deliver("paid")
+        executed_by_new = new.workflows.tick()
+        between = run.status()
+    executed_by_old = old.tick()
+
+    with old.app.app_context():
+        assert (executed_by_new, executed_by_old) == (0, 1)
+        assert between is RunStatus.PENDING
+        assert run.output() == [1, 1]
 
 
 def test_b51_waiting_runs_resume_after_any_edit_that_leaves_their_calls_alone(release: MakeRelease) -> None:

@@ -21,6 +21,8 @@ from tests.event_app import declared
 from tests.event_app import finished_at_once
 from tests.event_app import HOUR
 from tests.event_app import working
+from tests.kept import kept_database  # noqa: F401
+from tests.kept import postgresql_url  # noqa: F401
 from tests.processes import eventually
 from tests.processes import rows
 from tests.running import Clock
@@ -52,6 +54,7 @@ def test_b110_an_event_of_a_workspace_wakes_its_runs_alone(app: Flask, stored_be
         declared.tick()
 
     declared.deliver("paid", {"order": 1}, workspace="north")
+    apps.runtime_of(app).events.match_all()
     declared.tick()
 
     assert [str(run.status()) for run in (north, south, nowhere)] == ["completed", "waiting", "waiting"]
@@ -59,7 +62,7 @@ def test_b110_an_event_of_a_workspace_wakes_its_runs_alone(app: Flask, stored_be
 
 
 @pytest.mark.parametrize("stored_before", [False, True], ids=["new", "stored"])
-def test_an_event_of_no_workspace_wakes_the_runs_of_all(stored_before: bool) -> None:
+def test_an_event_of_no_workspace_wakes_the_runs_of_all(app: Flask, stored_before: bool) -> None:
     @declared.workflow(name="in-any-workspace")
     def in_any(ctx: WorkflowContext) -> Any:
         return ctx.wait_for("paid", since=ctx.started_at).payload
@@ -69,6 +72,7 @@ def test_an_event_of_no_workspace_wakes_the_runs_of_all(stored_before: bool) -> 
         declared.tick()
 
     declared.deliver("paid", "all")
+    apps.runtime_of(app).events.match_all()
     declared.tick()
 
     assert [run.output() for run in runs] == ["all"] * 3

@@ -390,7 +390,6 @@ _OUTCOME = """
 SELECT output, event_seq FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 """
 
-
 _CURSOR = ("workspace", "run", "key", "number")
 
 

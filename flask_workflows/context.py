@@ -507,7 +507,7 @@ class WorkflowContext:
             self._end_failed(running, described, started)
             raise self._recorded(failures.rebuild(described, step.raises) or error) from error
 
-        refused = isinstance(error, ValueRefused | TransactionalRefused)
+        refused = isinstance(error, ValueRefused | TransactionalRefused | MisplacedCall)
         described = failures.describe(error, "value" if refused else "step", step=running.key)
         final = refused or business
         delay = None if final else self._runtime.retry_of(step).delay_ms(error, running.attempts)

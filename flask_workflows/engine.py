@@ -14,6 +14,7 @@ Each outcome is one fenced transaction, with the last recorded call in it. No SQ
 from __future__ import annotations
 
 import contextvars
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,7 @@ from .interrupts import Broken
 from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import Suspended
+from .redaction import redact_text
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
@@ -195,9 +197,12 @@ class Engine:
         """One log line, and the signal, once the outcome is committed."""
         run = execution.run
         duration = (execution.store.ticks() - execution.began) / 1000
-        if logger.isEnabledFor(logging.INFO):
-            logger.info(
-                "run settled worker_id=%s run_id=%s workflow=%s attempt=%d max_attempts=%d status=%s duration=%.3f",
+        trouble = _trouble(outcome)
+        level = logging.INFO if trouble is None else logging.ERROR if status == "failed" else logging.WARNING
+        if logger.isEnabledFor(level):
+            logger.log(
+                level,
+                "run settled worker_id=%s run_id=%s workflow=%s attempt=%d max_attempts=%d status=%s duration=%.3f%s",
                 worker,
                 run.id,
                 run.workflow,
@@ -205,9 +210,25 @@ class Engine:
                 run.max_attempts,
                 status,
                 duration,
+                "" if trouble is None else f" error={_in_short(trouble)}",
                 extra={"run_id": run.id},
             )
         signals.send_run(self._runtime.app, status, run, outcome.described if status == "failed" else None)
+
+
+def _trouble(outcome: Outcome) -> dict[str, Any] | None:
+    """The error the execution ended with, be it one that is tried again."""
+    if outcome.described is None and outcome.write is not None and outcome.write.status == "retrying":
+        described: dict[str, Any] = json.loads(outcome.write.error or "{}")
+        return described
+    return outcome.described
+
+
+def _in_short(described: dict[str, Any]) -> str:
+    """Class, step and the message's first line, secrets hidden."""
+    message = str(described.get("message") or "").strip().partition("\n")[0][:200]
+    step = described.get("step")
+    return f"{described.get('type')}{f' at step {step!r}' if step else ''}: {redact_text(message)}"
 
 
 def _failed(run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None) -> Outcome:

@@ -130,6 +130,11 @@ def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
 def _retries(run: Run, step: Step | None) -> bool:
     if step is not None:
         return step.status == "retrying"
+    return _retries_body(run)
+
+
+def _retries_body(run: Run) -> bool:
+    """Whether it sleeps because its body raised: any other sleep is stored without an error."""
     return run.error is not None and run.attempts > 0
 
 
@@ -138,6 +143,9 @@ def _main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
 
     Others may be open too: a timer that ended is, until its run has come that far again.
     """
+    if run.status is RunStatus.SLEEPING and _retries_body(run):
+        # Whatever timer is open is not what it sleeps for.
+        return None
     telling = _TELLING.get(run.status, ())
     last = datetime.max.replace(tzinfo=UTC)
     fitting = [step for step in open_steps if step.status in telling]

@@ -156,7 +156,16 @@ class Workflows:
         transactional: bool = False,
     ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
 
-    def step(self, function: Any = None, /, **options: Any) -> Any:
+    def step(
+        self,
+        function: Any = None,
+        /,
+        *,
+        name: str | None = None,
+        retry: Retry | None = None,
+        raises: type[Exception] | tuple[type[Exception], ...] = (),
+        transactional: bool = False,
+    ) -> Any:
         """Declare a step. Inside a run its result is stored; called outside one it is a plain function.
 
         `retry` says when it is tried again; `raises` names business errors, which are not retried and come back as
@@ -165,7 +174,7 @@ class Workflows:
         """
 
         def declare(function: Callable[..., Any]) -> Step[Any, Any]:
-            step = Step(function, **options)
+            step: Step[Any, Any] = Step(function, name=name, retry=retry, raises=raises, transactional=transactional)
             self.registry.add_step(step)
             return step
 

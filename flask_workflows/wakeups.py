@@ -27,7 +27,7 @@ WATCH_SECONDS = 0.02
 #: How long to listen before looking whether to end.
 LISTEN_SECONDS = 0.2
 #: A connection that says nothing is asked whether it still lives.
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 60.0
 
 
 class Listener:

@@ -54,7 +54,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flask_workflows")
 
 HEARTBEAT_SECONDS = 10.0
-SWEEP_SECONDS = 30.0
+SWEEP_SECONDS = 60.0
+FORGET_SECONDS = 3_600.0
 #: Claimed ahead and not begun for this long, a run goes back.
 AHEAD_SECONDS = 1.0
 #: A run on its last chance is waited for no longer than this at a time.
@@ -109,7 +110,7 @@ class Worker:
         self._room_since = self._no_room_before = 0.0
         self._ahead_at = self._settled_at = 0.0
         self._careful_at = 0.0
-        self._beat_at = self._swept_at = float("-inf")
+        self._beat_at = self._swept_at = self._forgot_at = float("-inf")
         self._strays = False
         self._pruning = False
         self._pruned_at = datetime.min.replace(tzinfo=UTC)
@@ -494,8 +495,10 @@ class Worker:
             self._swept_at = now
             self._store.end_cancelled()
             self._fail_outdated()
-            self._store.forget_workers(KEEP_WORKERS_MS)
             self._prune()
+        if now - self._forgot_at >= FORGET_SECONDS:
+            self._forgot_at = now
+            self._store.forget_workers(KEEP_WORKERS_MS)
 
     def _prune(self) -> None:
         """Once a day, by the one worker of all that moves the mark."""

@@ -145,13 +145,13 @@ def test_b81_b123_outage_and_read_only_standby_are_borne_quietly(
     # A crash of the server, and no server for a while.
     os.kill(int((server.home / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
     server.stop("immediate")
-    for _ in waiting(3):
+    for _ in waiting(2):
         assert worker.alive
     server.start()
     with server.connect() as connection:
         connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
     server.restart("fast")
-    for _ in waiting(3):
+    for _ in waiting(2):
         assert worker.alive
     with server.connect() as connection:
         connection.execute("SET default_transaction_read_only = off")

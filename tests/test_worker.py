@@ -32,7 +32,7 @@ from tests.processes import working
 ROOT = Path(__file__).parent.parent
 
 #: How often a worker is stopped under load, and how often at each moment of its start.
-STOPS = int(os.environ.get("STOPS", "20"))
+STOPS = int(os.environ.get("STOPS", "12"))
 STARTS = int(os.environ.get("STARTS", "1"))
 
 

@@ -45,6 +45,7 @@ def fields_of(match: Mapping[str, Any] | None) -> str:
 
 def plain_match(match: Mapping[str, Any]) -> dict[str, Any]:
     """What is compared, as JSON values by field. Raises `MatchRefused` for a value that no payload can hold."""
+    fields_of(match)
     return {path: _plain(match[path], path) for path in sorted(match)}
 
 

@@ -31,6 +31,7 @@ from .handle import Handle
 from .logs import RunFilter
 from .retry import Retry
 from .revisions import add_version_location
+from .runs import EmittedEvent
 from .runs import Page
 from .runs import Run
 from .runs import RunDetails
@@ -42,6 +43,7 @@ from .signals import run_failed
 from .signals import step_failed
 
 __all__ = [
+    "EmittedEvent",
     "Event",
     "EventMatch",
     "Handle",

@@ -40,6 +40,7 @@ from .names import check_label
 from .names import new_id
 from .registry import Registry
 from .retry import Retry
+from .runs import EmittedEvent
 from .runs import Page
 from .runs import Run
 from .runs import RunDetails
@@ -385,6 +386,10 @@ class Workflows:
     def page(self, query: RunQuery | None = None) -> Page:
         """As `runs`, with the cursors of the pages before and after."""
         return service.page(current_runtime(), query if query is not None else RunQuery())
+
+    def emitted(self, name: str | None = None, *, limit: int = 50) -> Sequence[EmittedEvent]:
+        """The newest events and messages, matched or not, of one name or of all; they stay until they are pruned."""
+        return service.emitted(current_runtime(), name, limit)
 
     def cancel(self, run_id: str, *, epoch: int | None = None) -> Run:
         """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`."""

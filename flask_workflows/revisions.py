@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def install(directory: str | None = None) -> list[Path]:
     present = {script.revision: Path(script.path) for script in history.walk_revisions()}
     shipped = _shipped_in_order()
     if not any(script.revision in present for script in shipped):
-        _refuse_foreign_tables(present.values(), migrate.db.engine, shipped[0].revision)
+        _refuse_foreign_tables(present.values(), migrate.db.engine, [script.revision for script in shipped])
 
     head = _single_head(history)
     folder = present[head].parent if head else Path(history.versions)
@@ -131,7 +132,7 @@ def _single_head(history: ScriptDirectory) -> str | None:
     return heads[0] if heads else None
 
 
-def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, first: str) -> None:
+def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped: Sequence[str]) -> None:
     """Refuse when something other than the first revision has made the tables: that revision would fail."""
     table = models.runs.name
     for path in revisions:
@@ -142,16 +143,18 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, first: 
             )
 
     try:
-        exists = sa.inspect(engine).has_table(table)
+        inspector = sa.inspect(engine)
+        exists = inspector.has_table(table)
+        whole = inspector.has_table(models.waits.name)
     except sa.exc.OperationalError:
         # Copying files needs no database. If there is a clash, the upgrade will say so.
         return
     if exists:
         tables = ", ".join(reversed([table.name for table in models.metadata.sorted_tables]))
         raise SchemaError(
-            f"the database has the table {table}, but the app's history has no revision {first}, which would fail to "
+            f"the database has the table {table}, but the app's history has no revision {shipped[0]}, which would fail to "
             f"create it. If create_all() made the tables: drop them ({tables}) and run this again. To keep their rows, "
-            f"run this with an empty database configured, then `flask db stamp {first}` on the one that has them"
+            f"run this with an empty database configured, then `flask db stamp {shipped[-1 if whole else 0]}` on the one that has them"
         )
 
 

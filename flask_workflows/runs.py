@@ -361,6 +361,33 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class EmittedEvent:
+    """An event, or a message to one run, as it is stored until it is pruned."""
+
+    id: int
+    name: str
+    workspace: str
+    #: Whose it is, where it is a message.
+    run_id: str | None
+    emitted_at: datetime
+    #: When a worker looked for the waits it ends; null while it is new.
+    matched_at: datetime | None
+    #: How many waits it ended.
+    woke: int
+    payload_json: str = field(repr=False)
+
+    @property
+    def payload(self) -> Any:
+        """Plain JSON values."""
+        return decode(self.payload_json)
+
+    @property
+    def unmatched(self) -> bool:
+        """Looked at, and no wait ended with it."""
+        return self.matched_at is not None and self.woke == 0
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """How many there are; `capped` when there are at least that many, and counting stopped."""
 

@@ -18,6 +18,7 @@ from .errors import RunNotFailed
 from .errors import RunNotFound
 from .errors import RunNotSleeping
 from .names import id_at
+from .runs import EmittedEvent
 from .runs import Page
 from .runs import Run
 from .runs import RunDetails
@@ -25,6 +26,7 @@ from .runs import RunQuery
 from .runs import RunStatus
 from .runtime import Runtime
 from .store import StoredStep
+from .store.reading import list_events
 from .store.reading import list_runs
 from .store.reading import read_details
 from .store.reading import read_run
@@ -56,6 +58,12 @@ def page(runtime: Runtime, query: RunQuery) -> Page:
     """Runs, newest first, without their payloads."""
     with reading(runtime.engine) as connection:
         return list_runs(connection, query)
+
+
+def emitted(runtime: Runtime, name: str | None, limit: int) -> tuple[EmittedEvent, ...]:
+    """The newest events, of one name or of all."""
+    with reading(runtime.engine) as connection:
+        return list_events(connection, name, limit=limit)
 
 
 def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:

@@ -270,6 +270,24 @@ def test_an_emitter_holds_up_no_run_and_no_run_holds_up_an_emitter(app: Flask, d
 # What counts for a wait --------------------------------------------------------------------
 
 
+def test_events_are_listed_newest_first_matched_or_not(app: Flask) -> None:
+    awaiting.spawn(order=7)
+    declared.tick()
+    declared.deliver("paid", {"order": 8})
+    declared.deliver("paid", {"order": 7})
+    new = declared.emitted("paid")
+    declared.tick()
+
+    listed = declared.emitted("paid", limit=2)
+
+    assert [event.matched_at for event in new] == [None, None]
+    assert [(event.payload, event.woke, event.unmatched) for event in listed] == [
+        ({"order": 7}, 1, False),
+        ({"order": 8}, 0, True),
+    ]
+    assert declared.emitted("course.completed") == ()
+
+
 def test_an_event_that_came_before_the_wait_does_not_count_and_is_listed_as_unmatched(app: Flask) -> None:
     declared.deliver("paid", {"order": 1})
     run = awaiting.spawn(1)

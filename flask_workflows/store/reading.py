@@ -23,6 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..errors import ReadTimeout
+from ..models import events
 from ..models import runs
 from ..models import steps
 from ..models import workers
@@ -32,6 +33,7 @@ from ..runs import Attempt
 from ..runs import Count
 from ..runs import Cursor
 from ..runs import decode
+from ..runs import EmittedEvent
 from ..runs import Head
 from ..runs import LIVE
 from ..runs import NOT_LOADED
@@ -489,6 +491,26 @@ def read_open_steps(connection: sa.Connection, run_ids: Sequence[str]) -> dict[s
 
 
 # Workers -----------------------------------------------------------------------------------
+
+
+def list_events(connection: sa.Connection, name: str | None, *, limit: int) -> tuple[EmittedEvent, ...]:
+    """The newest events, of one name or of all."""
+    query = sa.select(events).order_by(events.c.seq.desc()).limit(limit)
+    if name is not None:
+        query = query.where(events.c.name == name)
+    return tuple(
+        EmittedEvent(
+            row["seq"],
+            row["name"],
+            row["workspace"],
+            row["run_id"],
+            instant(row["emitted_at"]),
+            _optional(row["matched_at"]),
+            row["woke"],
+            row["payload"],
+        )
+        for row in connection.execute(query).mappings()
+    )
 
 
 def live_workers(connection: sa.Connection, now: datetime) -> tuple[Worker, ...]:

@@ -287,11 +287,13 @@ def show(run_id: str, as_json: bool) -> None:
 
 @workflows_group.command()
 def check() -> None:
-    """Check that the modules import and that the tables are there."""
+    """Check that the modules import, that the tables are there, and that there is code for every unfinished run."""
     runtime = _importing_runtime()
     runtime.check_schema()
     count = len(runtime.registry.workflows())
     click.echo(f"ok: {runtime.engine.url!s}, {phrases.several(count, 'workflow')}")
+    for orphan in runtime.orphans():
+        click.echo(f"no code here for the unfinished runs of {orphan}: they wait for a worker that has it", err=True)
 
 
 # Acting ------------------------------------------------------------------------------------

@@ -168,6 +168,14 @@ class Runtime:
         if not self.apart:
             check_schema(self.app_engine)
 
+    def orphans(self) -> list[str]:
+        """The workflows and versions of unfinished runs that no code here resumes, each with how many there are."""
+        return [
+            f"{name} v{version} ({count} runs)"
+            for name, version, count in self.store.unfinished()
+            if self.registry.resume(name, version) is None
+        ]
+
     def import_modules(self) -> None:
         """Import the modules of `WORKFLOWS_IMPORTS`; their errors come through whole."""
         for module in self.config.imports:

@@ -210,12 +210,7 @@ class Worker:
 
     def _warn(self) -> None:
         """Say at boot what will keep runs from moving."""
-        registry = self._runtime.registry
-        orphans = [
-            f"{name} v{version} ({count} runs)"
-            for name, version, count in self._store.unfinished()
-            if registry.resume(name, version) is None
-        ]
+        orphans = self._runtime.orphans()
         if orphans:
             logger.warning(
                 "no code is registered here for unfinished runs of %s: they wait for a worker that has it; import the "

@@ -452,6 +452,18 @@ def test_check_names_the_database_and_counts_the_workflows(app: Flask) -> None:
     assert line.endswith(", 2 workflows")
 
 
+def test_check_names_unfinished_runs_without_code(app: Flask) -> None:
+    run(app, "start", "renewal", "--input", '{"user_id": 8}')
+    with app.app_context():
+        db = database_of(app)
+        db.session.execute(sa.text("UPDATE workflow_runs SET version = 7"))
+        db.session.commit()
+
+    result = run(app, "check")
+
+    assert "no code here for the unfinished runs of renewal v7 (1 runs)" in result.stderr
+
+
 @pytest.mark.parametrize("command", [["check"], ["list"], ["tick"], ["prune"], ["start", "renewal"]])
 def test_database_without_tables_is_told_what_to_run(app: Flask, command: list[str]) -> None:
     with app.app_context():

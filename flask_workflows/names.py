@@ -6,7 +6,6 @@ import re
 import time
 from itertools import count
 from secrets import randbits
-from secrets import token_bytes
 
 from .errors import DefinitionError
 from .errors import InvalidName
@@ -54,7 +53,8 @@ def is_clean(text: str) -> bool:
     return not _CONTROL.search(text)
 
 
-_sequence = count(randbits(11))
+#: Counts the ids of this process; 32 bits of it stand in each, so that they sort as they were made.
+_sequence = count(randbits(31))
 
 
 def new_id(milliseconds: int | None = None) -> str:
@@ -64,8 +64,9 @@ def new_id(milliseconds: int | None = None) -> str:
     """
     if milliseconds is None:
         milliseconds = time.time_ns() // 1_000_000
-    number = milliseconds << 80 | 0x7 << 76 | (next(_sequence) & 0xFFF) << 64
-    number |= 0b10 << 62 | int.from_bytes(token_bytes(8), "big") >> 2
+    sequence = next(_sequence) & 0xFFFF_FFFF
+    number = milliseconds << 80 | 0x7 << 76 | (sequence >> 20) << 64
+    number |= 0b10 << 62 | (sequence & 0xF_FFFF) << 42 | randbits(42)
     text = f"{number:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 

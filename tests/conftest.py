@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +95,10 @@ def make_app() -> Iterator[apps.MakeApp]:
 
     yield make
 
-    in_use = sum(apps.connections_in_use(app) for app in made)
+    # The threads of a worker that was told to stop may take a moment to give theirs back.
+    deadline = time.monotonic() + 5
+    while (in_use := sum(apps.connections_in_use(app) for app in made)) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for app in made:
         apps.dispose_engines(app)
 

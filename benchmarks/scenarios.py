@@ -48,14 +48,14 @@ class Effort:
 
     repetitions: int = 8
     #: Of figures without a target.
-    fewer: int = 4
+    fewer: int = 3
     #: That one measurement is meant to last: short, so that engine and limit meet the same weather.
     seconds: float = 0.9
     #: Runs started one by one in a repetition of S4.
     starts: int = 80
     sleepers: int = 100_000
-    #: A worker looks at its house every 30 s.
-    idle_seconds: float = 30.0
+    #: Twice as long as a worker's longest habit, so that it matters little when counting begins.
+    idle_seconds: float = 60.0
 
 
 QUICK = Effort(repetitions=2, fewer=1, seconds=0.6, starts=40, sleepers=10_000, idle_seconds=5.0)

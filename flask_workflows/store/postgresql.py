@@ -61,6 +61,9 @@ class PostgreSQL:
         # Null where the app says so, because a pooler of transactions would mix the statements up.
         if connection.prepare_threshold is not None:
             connection.prepare_threshold = 1
+            # Every statement here finds its rows by an index. A plan that was kept from when the tables were tiny
+            # would read all of them after the next burst of runs.
+            connection.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
 
     def is_dead(self, connection: Any) -> bool:
         """Whether the server ended this idle connection, without asking it: then there is something to read."""

@@ -75,6 +75,7 @@ class WorkflowsConfig:
     `url_prefix` ("/workflows"): where the pages and the JSON routes stand; "/" for the root.
 
     `dashboard` (true): serve the pages.
+    `dashboard_read_only` (false): let nobody change anything through the pages and the JSON routes.
 
     `api` (true): serve the JSON routes.
 
@@ -103,6 +104,7 @@ class WorkflowsConfig:
     queue: str = "default"
     url_prefix: str = "/workflows"
     dashboard: bool = True
+    dashboard_read_only: bool = False
     api: bool = True
     store: Literal["database", "memory"] = "database"
     execution: Literal["worker", "inline"] = "worker"
@@ -259,6 +261,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "queue": _queue,
     "url_prefix": _url_prefix,
     "dashboard": _flag,
+    "dashboard_read_only": _flag,
     "api": _flag,
     "store": _choice("database", "memory"),
     "execution": _choice("worker", "inline"),

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from flask import appcontext_pushed
 from flask import Flask
+from flask import request_started
 
 from . import models
 from . import service
@@ -36,6 +37,8 @@ from .errors import DefinitionError
 from .errors import SetupError
 from .events import EventTypes
 from .handle import Handle
+from .hooks import Hook
+from .hooks import Hooks
 from .names import check_label
 from .names import new_id
 from .registry import Registry
@@ -45,7 +48,6 @@ from .runs import Page
 from .runs import Run
 from .runs import RunDetails
 from .runs import RunQuery
-from .runtime import Authorize
 from .runtime import current_runtime
 from .runtime import EXTENSION
 from .runtime import prepare_engine
@@ -72,41 +74,73 @@ class Workflows:
     """Durable workflows on a Flask app's own database.
 
     `Workflows(app)` or `Workflows(app, db)` sets the app up at once; `Workflows()` and `init_app(app)` later, for any
-    number of apps. `authorize(action, run=None)` opens the pages: it answers true, false, or a response to give
-    instead; without it they are closed.
+    number of apps. The functions `authorize`, `scope`, `actor` and `redact` say who may see and do what on the pages,
+    see `Hooks`; without `authorize` they are closed.
     """
 
-    def __init__(self, app: Flask | None = None, db: Any = None, *, authorize: Authorize | None = None) -> None:
+    def __init__(
+        self,
+        app: Flask | None = None,
+        db: Any = None,
+        *,
+        authorize: Hook | None = None,
+        scope: Hook | None = None,
+        actor: Hook | None = None,
+        redact: Hook | None = None,
+    ) -> None:
         self.registry = Registry()
         self.events = EventTypes()
         #: Null: the database's clock. Set in tests; every stored instant then comes from it.
         self.clock: Clock | None = None
         #: Null save in tests, see `flask_workflows.testing.WorkflowsFake`.
         self.recorder: Recorder | None = None
-        self.authorizer = authorize
+        self.hooks = Hooks(authorize, scope, actor, redact)
         self._tick_ms: int | None = None
         self._runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
         if app is not None:
             self.init_app(app, db)
 
-    def init_app(self, app: Flask, db: Any = None, *, authorize: Authorize | None = None) -> None:
-        """Register tables, pages and commands on an app. Raises `SetupError` when that was done before."""
+    def init_app(
+        self,
+        app: Flask,
+        db: Any = None,
+        *,
+        authorize: Hook | None = None,
+        scope: Hook | None = None,
+        actor: Hook | None = None,
+        redact: Hook | None = None,
+    ) -> None:
+        """Register tables, pages and commands on an app. Raises `SetupError` when that was done before.
+
+        The functions are as those of the class, for this app alone.
+        """
         if EXTENSION in app.extensions:
             raise SetupError(
                 "Flask-Workflows is initialised on this app already: call Workflows(app) or init_app(app), once"
             )
         config = WorkflowsConfig.from_app_config(app.config)
-        runtime = Runtime(app, self, config, db, authorize)
+        runtime = Runtime(app, self, config, db, Hooks(authorize, scope, actor, redact))
         if not self._mirror_tables(runtime):
             # Flask-SQLAlchemy comes later: `flask db migrate` and create_all() push a context before they look.
             appcontext_pushed.connect(self._mirror_later, app)
         app.extensions[EXTENSION] = runtime
         self._runtimes.add(runtime)
         app.cli.add_command(workflows_group)
-        if config.dashboard:
-            from .views import create_blueprint
+        if config.dashboard or config.api:
+            self._add_pages(app, config)
 
-            app.register_blueprint(create_blueprint(config))
+    def _add_pages(self, app: Flask, config: WorkflowsConfig) -> None:
+        from .dashboard.blueprint import create_blueprint
+        from .dashboard.blueprint import exempt_from_csrf_protect
+
+        app.register_blueprint(create_blueprint(config))
+
+        def before_first_request(sender: Flask, **_: Any) -> None:
+            # By now the app is complete, whatever was initialised after this.
+            request_started.disconnect(before_first_request, app)
+            exempt_from_csrf_protect(app)
+
+        request_started.connect(before_first_request, app, weak=False)
 
     def _mirror_later(self, app: Flask) -> None:
         # First, since looking at the engine pushes a context.
@@ -136,9 +170,24 @@ class Workflows:
             prepare_engine(db.engine)
         return True
 
-    def authorize(self, function: Authorize) -> Authorize:
+    def authorize(self, function: Hook) -> Hook:
         """Decorator for the function that opens the pages; as the `authorize` argument."""
-        self.authorizer = function
+        self.hooks.authorize = function
+        return function
+
+    def scope(self, function: Hook) -> Hook:
+        """Decorator for the function that says which workspaces a visitor may see; as the `scope` argument."""
+        self.hooks.scope = function
+        return function
+
+    def actor(self, function: Hook) -> Hook:
+        """Decorator for the function that says who a visitor is; as the `actor` argument."""
+        self.hooks.actor = function
+        return function
+
+    def redact(self, function: Hook) -> Hook:
+        """Decorator for the function that says what else to hide; as the `redact` argument."""
+        self.hooks.redact = function
         return function
 
     # Declaring -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import logging
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -27,6 +26,7 @@ from . import models
 from . import signals
 from .config import WorkflowsConfig
 from .errors import SetupError
+from .hooks import Hooks
 from .registry import Registry
 from .retry import Retry
 from .schema import check_schema
@@ -48,9 +48,6 @@ logger = logging.getLogger("flask_workflows")
 
 EXTENSION = "workflows"
 
-#: `authorize(action, run)`: true, false, or a response to give instead.
-Authorize = Callable[..., Any]
-
 
 class Recorder(Protocol):
     """What a test's `WorkflowsFake` is told. While there is one nothing is executed here, and no worker is woken."""
@@ -65,13 +62,11 @@ class Recorder(Protocol):
 class Runtime:
     """One app's configuration, registry, store and sessions."""
 
-    def __init__(
-        self, app: Flask, workflows: Workflows, config: WorkflowsConfig, db: Any, authorize: Authorize | None
-    ) -> None:
+    def __init__(self, app: Flask, workflows: Workflows, config: WorkflowsConfig, db: Any, hooks: Hooks) -> None:
         self.app = app
         self.workflows = workflows
         self.config = config
-        self.authorize = authorize
+        self._hooks = hooks
         self._db = db
         #: Events of workers in this process, set when something became due.
         self.wakers: set[threading.Event] = set()
@@ -84,9 +79,9 @@ class Runtime:
         return self.workflows.registry
 
     @property
-    def authorize_now(self) -> Authorize | None:
-        """The callable given to this app, else the one given to the extension later."""
-        return self.authorize or self.workflows.authorizer
+    def hooks(self) -> Hooks:
+        """The functions given to this app, else those given to the extension, be it later."""
+        return self._hooks.over(self.workflows.hooks)
 
     @property
     def db(self) -> Any:

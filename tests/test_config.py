@@ -37,6 +37,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "queue": "default",
         "url_prefix": "/workflows",
         "dashboard": True,
+        "dashboard_read_only": False,
         "api": True,
         "store": "database",
         "execution": "worker",

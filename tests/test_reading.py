@@ -432,7 +432,7 @@ def test_names_are_those_that_have_runs(shelf: Shelf) -> None:
 
 def test_more_workflows_than_probes_are_listed_too(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, many = shelf
-    monkeypatch.setattr(read, "_MANY_WORKFLOWS", 2)
+    monkeypatch.setattr("flask_workflows.store.reading.runs._MANY_WORKFLOWS", 2)
 
     page = page_of(rows, RunQuery(status=RunStatus.COMPLETED, limit=100))
 
@@ -455,7 +455,7 @@ def test_finished_runs_are_counted_up_to_a_cap_and_others_exactly(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, many = shelf
-    monkeypatch.setattr(read, "COUNT_CAP", 11)
+    monkeypatch.setattr("flask_workflows.store.reading.runs.COUNT_CAP", 11)
 
     with read.reading(rows.engine) as connection:
         counts = read.count_runs(connection, RunQuery())

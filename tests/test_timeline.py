@@ -5,11 +5,11 @@ from datetime import timedelta
 from datetime import UTC
 from typing import Any
 
+from flask_workflows.dashboard.timeline import Bar
+from flask_workflows.dashboard.timeline import draw
+from flask_workflows.dashboard.timeline import NARROWEST
 from flask_workflows.runs import Attempt
 from flask_workflows.runs import Step
-from flask_workflows.timeline import Bar
-from flask_workflows.timeline import draw
-from flask_workflows.timeline import NARROWEST
 
 START = datetime(2026, 11, 30, tzinfo=UTC)
 

@@ -27,9 +27,10 @@ from flask_workflows import Run
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.config import WorkflowsConfig
+from flask_workflows.dashboard.blueprint import create_blueprint
+from flask_workflows.dashboard.routes import Route
 from flask_workflows.errors import ReadTimeout
 from flask_workflows.store import reading as read
-from flask_workflows.views import create_blueprint
 from tests import apps
 from tests.rows import error_json
 from tests.rows import NOW
@@ -122,6 +123,12 @@ def links(response: TestResponse) -> list[str]:
         for name in ("href", "src", "action", "hx-get", "data-root")
         if (value := attributes.get(name)) and not value.startswith(("#", "data:"))
     ]
+
+
+def route_of(app: Flask, endpoint: str) -> Route:
+    route = app.view_functions[endpoint].route  # type: ignore[attr-defined]
+    assert isinstance(route, Route)
+    return route
 
 
 def seen_by(response: TestResponse) -> str:
@@ -258,7 +265,7 @@ def test_every_route_but_the_files_has_a_permission(one_app: Callable[..., Flask
     app = one_app()
     ours = [rule for rule in app.url_map.iter_rules() if rule.endpoint.startswith("flask_workflows.")]
 
-    actions = {rule.endpoint: getattr(app.view_functions[rule.endpoint], "action", "unchecked") for rule in ours}
+    actions = {rule.endpoint: route_of(app, rule.endpoint).permission for rule in ours}
 
     assert actions.pop("flask_workflows.asset") is None
     assert actions
@@ -271,7 +278,7 @@ def test_every_route_but_the_files_has_a_permission(one_app: Callable[..., Flask
 
 
 def test_pages_can_be_left_out(one_app: Callable[..., Flask]) -> None:
-    app = one_app(WORKFLOWS_DASHBOARD=False)
+    app = one_app(WORKFLOWS_DASHBOARD=False, WORKFLOWS_API=False)
 
     assert app.test_client().get("/workflows/runs").status_code == 404
 
@@ -457,7 +464,7 @@ def test_pending_runs_without_a_worker_raise_a_notice(client: FlaskClient, rows:
 def test_filter_no_index_knows_says_how_far_it_looked(
     client: FlaskClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flask_workflows.views.SCAN", 5)
+    monkeypatch.setattr("flask_workflows.dashboard.views.runs.SCAN", 5)
     rows.run(ago=100, key="old")
     rows.insert(models.runs, [run_row(ago=ago) for ago in range(1, 21)])
 
@@ -865,7 +872,7 @@ def test_dashboard_can_be_the_whole_site(one_app: Callable[..., Flask]) -> None:
 
 def test_dashboard_works_inside_another_blueprint(one_app: Callable[..., Flask]) -> None:
     """B141"""
-    app = one_app(Workflows(authorize=lambda action, run=None: True), WORKFLOWS_DASHBOARD=False)
+    app = one_app(Workflows(authorize=lambda action, run=None: True), WORKFLOWS_DASHBOARD=False, WORKFLOWS_API=False)
     rows_of(app).run()
     parent = Blueprint("v2", __name__, url_prefix="/v2")
     parent.register_blueprint(create_blueprint(WorkflowsConfig(url_prefix="/ops")))
@@ -909,7 +916,7 @@ def test_template_of_the_apps_goes_first(tmp_path: Path, one_app: Callable[..., 
     theirs.mkdir(parents=True)
     (theirs / "_nav_extra.html").write_text('<a href="/ops">Ops</a>')
     workflows = Workflows(authorize=lambda action, run=None: True)
-    app = one_app(workflows, WORKFLOWS_DASHBOARD=False)
+    app = one_app(workflows, WORKFLOWS_DASHBOARD=False, WORKFLOWS_API=False)
     app.template_folder = str(tmp_path / "templates")
     app.register_blueprint(create_blueprint(WorkflowsConfig()))
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from datetime import timedelta
 from statistics import median
 
-from .runs import Step
+from ..runs import Step
 
 #: Narrower bars cannot be seen. In percent, as all places and widths here.
 NARROWEST = 0.6

@@ -26,15 +26,15 @@ from markupsafe import Markup
 from werkzeug.exceptions import NotFound
 from werkzeug.wrappers import Response
 
-from . import paths
-from . import phrases
-from .explain import Form
-from .explain import Instant
-from .explain import Name
-from .explain import say
-from .explain import Text
-from .payloads import Hidden
-from .payloads import Shown
+from .. import paths
+from .. import phrases
+from ..explain import Form
+from ..explain import Instant
+from ..explain import Name
+from ..explain import say
+from ..explain import Text
+from ..payloads import Hidden
+from ..payloads import Shown
 
 FOLDER = "flask_workflows"
 

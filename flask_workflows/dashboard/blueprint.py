@@ -1,0 +1,90 @@
+"""The blueprint: every view behind its permission, its origin check, and the headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import wraps
+from typing import Any
+
+import sqlalchemy as sa
+from flask import Blueprint
+from flask import Flask
+from flask.typing import ResponseReturnValue
+from werkzeug.wrappers import Response
+
+from ..config import WorkflowsConfig
+from ..errors import ReadTimeout
+from . import views
+from .routes import Route
+from .routes import View
+from .visit import Site
+from .visit import Visit
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "X-Robots-Tag": "noindex",
+}
+
+
+def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") -> Blueprint:
+    """The pages and the JSON routes, to be registered on the app once."""
+    blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
+    site = Site(views.LINKS)
+    blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
+    for route in _routes(config):
+        blueprint.add_url_rule(
+            route.rule, route.endpoint, _guarded(site, route), methods=route.methods, strict_slashes=False
+        )
+    blueprint.after_request(_with_headers)
+    return blueprint
+
+
+def _routes(config: WorkflowsConfig) -> Iterator[Route]:
+    if config.dashboard:
+        yield from views.ROUTES
+
+
+def _guarded(site: Site, route: Route) -> View:
+    """The view behind its permission."""
+
+    @wraps(route.view)
+    def guarded(**values: Any) -> ResponseReturnValue:
+        visit = Visit(site, api=route.api)
+        try:
+            return _checked(visit, route) or route.view(visit, **values)
+        except ReadTimeout as error:
+            return visit.message("slow.html", 503, code="slow", words=str(error))
+        except sa.exc.DBAPIError as error:
+            return visit.database_failed(error)
+
+    guarded.route = route  # type: ignore[attr-defined]
+    return guarded
+
+
+def _checked(visit: Visit, route: Route) -> ResponseReturnValue | None:
+    """What to answer instead; null where the view may be called."""
+    refusal = None if route.permission is None else visit.refusal(route.permission)
+    if refusal is None and route.writes:
+        refusal = visit.forged()
+    return refusal
+
+
+def exempt_from_csrf_protect(app: Flask) -> None:
+    """Take these views out of Flask-WTF's check, where the app has it: they are checked here, bearer tokens too."""
+    protect = app.extensions.get("csrf")
+    if protect is not None:
+        for view in app.view_functions.values():
+            if isinstance(getattr(view, "route", None), Route):
+                protect.exempt(view)
+
+
+def _with_headers(response: Response) -> Response:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response

@@ -1,0 +1,14 @@
+"""The pages' views: each reads a request, asks, and answers."""
+
+from __future__ import annotations
+
+from ..routes import Route
+from ..visit import Link
+from . import assets
+from . import run
+from . import runs
+
+#: In the order of the bar at the top.
+LINKS = (Link("Runs", ".runs", "runs"),)
+
+ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES)

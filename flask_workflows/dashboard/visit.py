@@ -1,0 +1,270 @@
+"""One request, as the views have it: who asks, what they may see, and how they are answered."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+from typing import TypeVar
+
+import sqlalchemy as sa
+from flask import current_app
+from flask import make_response
+from flask import request
+from flask.typing import ResponseReturnValue
+from werkzeug.wrappers import Response
+
+from ..errors import SchemaError
+from ..explain import Surroundings
+from ..runs import Count
+from ..runs import Run
+from ..runs import Worker
+from ..runtime import current_runtime
+from ..runtime import Runtime
+from ..store import reading as read
+from . import access
+from . import csrf
+from . import status
+from .access import Permission
+from .presentation import Assets
+from .presentation import Presentation
+from .presentation import Viewer
+
+T = TypeVar("T")
+
+#: How long one look into the database may take.
+SECONDS = 2.0
+
+SEEN_HEADER = "X-Workflows-Seen"
+
+
+def token(values: object) -> str:
+    """A short text that is the same as long as the values are."""
+    return hashlib.blake2b(repr(values).encode("utf-8", "backslashreplace"), digest_size=12).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A page in the bar at the top."""
+
+    label: str
+    endpoint: str
+    section: str
+    permission: Permission = Permission.VIEW
+
+
+class Kept:
+    """Answers that were slow to come by, kept for a while: a watched page asks again and again."""
+
+    slow_after = 0.1
+    keep = 10.0
+    most = 100
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, tuple[float, Any]] = {}
+
+    def get(self, key: Any, make: Callable[[], T]) -> T:
+        """What `make` answers, or answered lately where that took long. The key names the viewer's scope too."""
+        until, value = self._kept.get(key, (0.0, None))
+        began = time.monotonic()
+        if began < until:
+            return value  # type: ignore[no-any-return]
+        made = make()
+        ended = time.monotonic()
+        if ended - began > self.slow_after:
+            if len(self._kept) >= self.most:
+                self._kept.clear()
+            self._kept[key] = (ended + self.keep, made)
+        return made
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the requests to one blueprint have in common."""
+
+    links: tuple[Link, ...]
+    presentation: Presentation = field(default_factory=Presentation)
+    assets: Assets = field(default_factory=Assets)
+    kept: Kept = field(default_factory=Kept)
+
+
+class Visit:
+    """A request to one of the pages, or to a JSON route where `api`."""
+
+    def __init__(self, site: Site, *, api: bool = False) -> None:
+        self.site = site
+        self.api = api
+        self.request = request
+        self.runtime: Runtime = current_runtime()
+        self._decided: dict[tuple[Permission, str | None], bool | Response] = {}
+
+    # Who asks ------------------------------------------------------------------------------------
+
+    @cached_property
+    def actor(self) -> str:
+        """Who the visitor is, for the audit; empty if nobody knows."""
+        return access.actor_of(self.runtime.hooks.actor)
+
+    @cached_property
+    def scope(self) -> tuple[str, ...] | None:
+        """The workspaces the visitor may see; null for all."""
+        return access.workspaces(self.runtime.hooks.scope)
+
+    @property
+    def read_only(self) -> bool:
+        return self.runtime.config.dashboard_read_only
+
+    def may(self, permission: Permission, run: Run | None = None) -> bool:
+        """Whether the visitor may do this, for what a page shows. What is done is checked by `refusal`."""
+        if self.read_only and not permission.looks:
+            return False
+        return self._decide(permission, run) is True
+
+    def _decide(self, permission: Permission, run: Run | None) -> bool | Response:
+        """What the app says, asked once for each permission and run."""
+        asked = (permission, None if run is None else run.id)
+        if asked not in self._decided:
+            self._decided[asked] = access.decide(self.runtime.hooks.authorize, permission, run, self.request)
+        return self._decided[asked]
+
+    def sees(self, workspace: str) -> bool:
+        """Whether a workspace lies in the visitor's scope."""
+        return self.scope is None or workspace in self.scope
+
+    def refusal(self, permission: Permission, run: Run | None = None) -> ResponseReturnValue | None:
+        """What to answer a visitor who may not do this; null for one who may."""
+        answer = self._decide(permission, run)
+        if isinstance(answer, Response):
+            return answer
+        if not answer:
+            if run is not None and permission.looks:
+                # Whoever may not see a run is not to learn that there is one.
+                return self.no_run(run.id)
+            if self.runtime.hooks.authorize is None:
+                words = "Nobody may do anything here until the app passes authorize to Workflows."
+                return self.message("closed.html", 403, code="closed", words=words)
+            words = f"The app does not allow you to {permission.value.replace('_', ' ')}."
+            return self.message("forbidden.html", 403, code="forbidden", words=words)
+        if self.read_only and not permission.looks:
+            words = "Nothing can be changed here: WORKFLOWS_DASHBOARD_READ_ONLY is set."
+            return self.message("read_only.html", 403, code="read_only", words=words)
+        return None
+
+    def forged(self) -> ResponseReturnValue | None:
+        """What to answer where the request may be another site's doing; null otherwise."""
+        problem = csrf.problem(self.request, self.actor, api=self.api)
+        return None if problem is None else self.message("forged.html", 400, code="forged", words=problem)
+
+    # Reading -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection whose statements may take `SECONDS`. Raises `ReadTimeout`."""
+        with read.reading(self.runtime.engine, seconds=SECONDS) as connection:
+            yield connection
+
+    def now(self, connection: sa.Connection) -> datetime:
+        """The instant that stored ones compare with."""
+        millis = self.runtime.store.clock()
+        return read.database_now(connection) if millis is None else read.instant(millis)
+
+    @property
+    def real_time(self) -> bool:
+        """Whether ids say when their runs were created."""
+        return self.runtime.store.clock() is None
+
+    def surroundings(self, now: datetime, workers: tuple[Worker, ...], ahead: Count | None = None) -> Surroundings:
+        runtime = self.runtime
+        known: dict[str, list[tuple[int, int]]] = {}
+        for name, low, high in runtime.registry.ranges():
+            known.setdefault(name, []).append((low, high))
+        return Surroundings(
+            now=now, workers=workers, known=known, keep_days=runtime.config.prune_after_days, ahead=ahead
+        )
+
+    # Answering -----------------------------------------------------------------------------------
+
+    def page(
+        self,
+        name: str,
+        now: datetime,
+        values: object,
+        *,
+        section: str = "",
+        poll: Mapping[str, Any] | None = None,
+        interval: int = 10,
+        status_code: int = 200,
+        **more: Any,
+    ) -> ResponseReturnValue:
+        """The page `<name>.html`, or its live part `_<name>.html` alone where htmx asks for that.
+
+        `values` is what the live part shows, as `page` in the templates: unchanged, a look at it is answered 204.
+        `poll` is the query string that such a look is made with; `interval` the seconds between two.
+        """
+        seen = token((values, poll))
+        if self.request.headers.get(SEEN_HEADER) == seen:
+            return "", 204
+        partial = self.request.headers.get("HX-Request") == "true"
+        # A part of a page has no place for the line; the next whole page says it.
+        line = "" if partial else status.read(self.request)
+        text = self._render(
+            f"_{name}.html" if partial else f"{name}.html",
+            now,
+            page=values,
+            section=section,
+            poll=dict(poll or {}),
+            interval=interval,
+            seen=seen,
+            live=self.request.args.get("live") != "0",
+            partial=partial,
+            status=line,
+            **more,
+        )
+        response = make_response(text, status_code)
+        if line:
+            status.clear(response)
+        return response
+
+    def message(self, template: str, status_code: int, *, code: str, words: str, **values: Any) -> ResponseReturnValue:
+        """A page that says one thing; on a JSON route its code and words alone."""
+        if self.api:
+            return {"code": code, "message": words}, status_code
+        return self._render(template, None, section="", status="", words=words, **values), status_code
+
+    def no_run(self, run_id: str) -> ResponseReturnValue:
+        days = self.runtime.config.prune_after_days
+        words = f"There is no run {run_id[:200]}: it was never committed, or was pruned."
+        return self.message("no_run.html", 404, code="workflow_run_not_found", words=words, run_id=run_id, days=days)
+
+    def database_failed(self, error: sa.exc.DBAPIError) -> ResponseReturnValue:
+        """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
+        try:
+            self.runtime.check_schema()
+        except SchemaError as problem:
+            # Where the database is, is none of the page's business.
+            words = str(problem).replace(f"the database {self.runtime.engine.url!s}", "the database")
+            return self.message("schema.html", 503, code="schema", words=words)
+        raise error
+
+    def _render(self, template: str, now: datetime | None, **values: Any) -> str:
+        return self.site.presentation.render(
+            template,
+            Viewer.of(self.request, now),
+            assets=self.site.assets,
+            links=self.site.links if self.may(Permission.VIEW) else (),
+            may=self.may,
+            token=lambda: csrf.token(self.actor),
+            token_field=csrf.FIELD,
+            can_act=csrf.can_act(),
+            read_only=self.read_only,
+            open_by_debug=self.runtime.hooks.authorize is None and current_app.debug,
+            **values,
+        )

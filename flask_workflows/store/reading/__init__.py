@@ -1,0 +1,47 @@
+"""What people ask of the tables: one run, a list, counts, who works.
+
+Nothing here writes. Every query is served by an index at any size, or bounded and said to be so, and lists read no
+payloads.
+"""
+
+from .connection import database_now
+from .connection import reading
+from .events import list_events
+from .rows import instant
+from .run import count_ahead
+from .run import count_steps
+from .run import read_details
+from .run import read_heads
+from .run import read_open_steps
+from .run import read_run
+from .run import read_step_error
+from .run import read_steps
+from .runs import COUNT_CAP
+from .runs import count_newer
+from .runs import count_runs
+from .runs import list_runs
+from .runs import workflow_names
+from .workers import live_workers
+from .workers import WORKER_SILENCE
+
+__all__ = [
+    "COUNT_CAP",
+    "WORKER_SILENCE",
+    "count_ahead",
+    "count_newer",
+    "count_runs",
+    "count_steps",
+    "database_now",
+    "instant",
+    "list_events",
+    "list_runs",
+    "live_workers",
+    "read_details",
+    "read_heads",
+    "read_open_steps",
+    "read_run",
+    "read_step_error",
+    "read_steps",
+    "reading",
+    "workflow_names",
+]

@@ -1,0 +1,64 @@
+"""Connections to read from: rolled back afterwards, and limited in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import nullcontext
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...errors import ReadTimeout
+from .rows import instant
+
+
+@contextmanager
+def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.Connection]:
+    """Lend a connection to read from; it is rolled back afterwards.
+
+    With `seconds`, statements that take longer raise `ReadTimeout`.
+    """
+    with engine.connect() as connection:
+        try:
+            with nullcontext() if seconds is None else _limited(connection, seconds):
+                yield connection
+        finally:
+            connection.rollback()
+
+
+@contextmanager
+def _limited(connection: sa.Connection, seconds: float) -> Iterator[None]:
+    driver: Any = connection.connection.driver_connection
+    sqlite = connection.dialect.name == "sqlite"
+    if sqlite:
+        deadline = time.monotonic() + seconds
+        driver.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+    elif connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
+    try:
+        yield
+    except sa.exc.OperationalError as error:
+        if _is_timeout(error):
+            raise ReadTimeout(f"reading took more than {seconds:g} s") from None
+        raise
+    finally:
+        if sqlite:
+            driver.set_progress_handler(None, 0)
+
+
+def _is_timeout(error: sa.exc.DBAPIError) -> bool:
+    return getattr(error.orig, "sqlstate", None) == "57014" or str(error.orig) == "interrupted"
+
+
+def database_now(connection: sa.Connection) -> datetime:
+    """The database's clock: what `created_at` and `due_at` compare with."""
+    if connection.dialect.name == "sqlite":
+        expression = "CAST((julianday('now') - 2440587.5) * 86400000 AS integer)"
+    elif connection.dialect.name == "postgresql":
+        expression = "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+    else:
+        expression = "CAST(unix_timestamp(now(3)) * 1000 AS signed)"
+    return instant(connection.scalar(sa.text(f"SELECT {expression}")))

@@ -75,7 +75,10 @@ class WorkflowsConfig:
     `url_prefix` ("/workflows"): where the pages and the JSON routes stand; "/" for the root.
 
     `dashboard` (true): serve the pages.
+
     `dashboard_read_only` (false): let nobody change anything through the pages and the JSON routes.
+
+    `audit_address` (false): keep with each action the address it was asked for from.
 
     `api` (true): serve the JSON routes.
 
@@ -105,6 +108,7 @@ class WorkflowsConfig:
     url_prefix: str = "/workflows"
     dashboard: bool = True
     dashboard_read_only: bool = False
+    audit_address: bool = False
     api: bool = True
     store: Literal["database", "memory"] = "database"
     execution: Literal["worker", "inline"] = "worker"
@@ -262,6 +266,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "url_prefix": _url_prefix,
     "dashboard": _flag,
     "dashboard_read_only": _flag,
+    "audit_address": _flag,
     "api": _flag,
     "store": _choice("database", "memory"),
     "execution": _choice("worker", "inline"),

@@ -38,6 +38,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "url_prefix": "/workflows",
         "dashboard": True,
         "dashboard_read_only": False,
+        "audit_address": False,
         "api": True,
         "store": "database",
         "execution": "worker",

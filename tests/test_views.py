@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from datetime import timedelta
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,14 @@ from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.config import WorkflowsConfig
 from flask_workflows.dashboard.blueprint import create_blueprint
-from flask_workflows.dashboard.routes import Route
 from flask_workflows.errors import ReadTimeout
 from flask_workflows.store import reading as read
 from tests import apps
+from tests.pages import links
+from tests.pages import polled
+from tests.pages import route_of
+from tests.pages import Tags
+from tests.pages import text_of
 from tests.rows import error_json
 from tests.rows import NOW
 from tests.rows import NOW_MS
@@ -80,72 +83,6 @@ def one_app(sqlite_url: str, make_app: apps.MakeApp) -> Callable[..., Flask]:
         return make_app(sqlite_url, db=None, workflows=workflows or Workflows(), **config)
 
     return make
-
-
-def text_of(response: TestResponse) -> str:
-    """What a reader sees, blanks made single."""
-    body = re.sub(r"(?s)<(script|style|title|svg)\b.*?</\1>", " ", response.text)
-    parser = _Text()
-    parser.feed(body)
-    return " ".join("".join(parser.parts).split())
-
-
-class _Text(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        self.parts.append(data)
-
-    def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag in ("td", "th", "dd", "dt", "p", "h1", "h2", "a", "li", "div", "header", "span"):
-            self.parts.append(" ")
-
-
-class _Tags(HTMLParser):
-    """Every tag with its attributes."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
-
-
-def links(response: TestResponse) -> list[str]:
-    """Every address in a page."""
-    return [
-        value
-        for _, attributes in _Tags(response.text).found
-        for name in ("href", "src", "action", "hx-get", "data-root")
-        if (value := attributes.get(name)) and not value.startswith(("#", "data:"))
-    ]
-
-
-def route_of(app: Flask, endpoint: str) -> Route:
-    route = app.view_functions[endpoint].route  # type: ignore[attr-defined]
-    assert isinstance(route, Route)
-    return route
-
-
-def seen_by(response: TestResponse) -> str:
-    """The token of the live part."""
-    found = re.search(r'"X-Workflows-Seen":"([0-9a-f]+)"', response.text)
-    assert found is not None
-    return found[1]
-
-
-def polled(client: FlaskClient, response: TestResponse) -> TestResponse:
-    """Ask again as the page's script does."""
-    (address,) = [attributes["hx-get"] for _, attributes in _Tags(response.text).found if "hx-get" in attributes]
-    assert address is not None
-    return client.get(address, headers={"HX-Request": "true", "X-Workflows-Seen": seen_by(response)})
-
-
-# Access ------------------------------------------------------------------------------------
 
 
 def test_pages_are_closed_until_the_app_says_who(one_app: Callable[..., Flask]) -> None:
@@ -321,7 +258,7 @@ def test_nothing_is_inline(client: FlaskClient, rows: Rows) -> None:
     rows.step(run_id, "b", 2)
 
     for path in ("/workflows/runs", f"/workflows/run/{run_id}"):
-        for tag, attributes in _Tags(client.get(path).text).found:
+        for tag, attributes in Tags(client.get(path).text).found:
             assert tag != "style"
             assert "style" not in attributes
             assert not [name for name in attributes if name.startswith("on") or name.startswith("hx-on")]
@@ -434,7 +371,7 @@ def test_filters_are_taken_literally_and_kept(client: FlaskClient, rows: Rows, t
     response = client.get("/workflows/runs", query_string={"queue": text})
 
     assert re.findall(r'<tr role="row" id="run-([^"]+)', response.text) == [wanted]
-    inputs = {attributes.get("name"): attributes.get("value") for _, attributes in _Tags(response.text).found}
+    inputs = {attributes.get("name"): attributes.get("value") for _, attributes in Tags(response.text).found}
     assert inputs["queue"] == text
 
 
@@ -675,7 +612,7 @@ def test_markup_in_stored_texts_is_shown_as_text(client: FlaskClient, rows: Rows
     for path in pages:
         response = client.get(path, query_string={"workflow": evil, "queue": evil, "key": evil})
         assert evil not in response.text or not set(evil) & set("<>'\"&")
-        for tag, attributes in _Tags(response.text).found:
+        for tag, attributes in Tags(response.text).found:
             assert tag != "img"
             assert not [name for name in attributes if name.startswith("on")]
             assert tag != "script" or attributes.get("src")
@@ -728,7 +665,7 @@ def test_new_runs_do_not_push_the_list_down(client: FlaskClient, rows: Rows) -> 
     assert "Show 2 new runs" in text_of(changed)
     assert polled(client, changed).status_code == 204
     (fresh,) = [
-        attributes["href"] for tag, attributes in _Tags(changed.text.partition('class="fw-new"')[2]).found if tag == "a"
+        attributes["href"] for tag, attributes in Tags(changed.text.partition('class="fw-new"')[2]).found if tag == "a"
     ][:1]
     assert fresh == "/workflows/runs?status=completed"
     assert newest in client.get(fresh).text

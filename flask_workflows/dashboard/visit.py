@@ -18,10 +18,13 @@ from typing import TypeVar
 import sqlalchemy as sa
 from flask import current_app
 from flask import make_response
+from flask import redirect
 from flask import request
+from flask import url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.wrappers import Response
 
+from ..audit import By
 from ..errors import SchemaError
 from ..explain import Surroundings
 from ..runs import Count
@@ -163,6 +166,18 @@ class Visit:
         problem = csrf.problem(self.request, self.actor, api=self.api)
         return None if problem is None else self.message("forged.html", 400, code="forged", words=problem)
 
+    @property
+    def by(self) -> By:
+        """Who acts, and the reason given in the form, for the audit."""
+        given = (self.request.get_json(silent=True) if self.request.is_json else None) or self.request.form
+        reason = given.get("reason", "") if hasattr(given, "get") else ""
+        return By(
+            self.actor,
+            reason=str(reason)[:1_000],
+            request_id=self.request.headers.get("X-Request-ID", "")[:100] or None,
+            address=self.request.remote_addr if self.runtime.config.audit_address else None,
+        )
+
     # Reading -------------------------------------------------------------------------------------
 
     @contextmanager
@@ -238,6 +253,12 @@ class Visit:
         if self.api:
             return {"code": code, "message": words}, status_code
         return self._render(template, None, section="", status="", words=words, **values), status_code
+
+    def done(self, text: str, endpoint: str, **values: Any) -> ResponseReturnValue:
+        """After an action: lead to a page (303), which says this once."""
+        response = redirect(url_for(endpoint, **values), code=303)
+        status.put(response, text)
+        return response
 
     def no_run(self, run_id: str) -> ResponseReturnValue:
         days = self.runtime.config.prune_after_days

@@ -1,0 +1,20 @@
+"""Who did what to which run: what an operator's action carries, to be kept with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Who acts and why. An action that is given one leaves a row in `workflow_audit`, in its own transaction."""
+
+    #: A name the app knows its people by; empty where it knows none.
+    actor: str
+    reason: str = ""
+    #: The id of the HTTP request, where the app or its proxy gives them one.
+    request_id: str | None = None
+    #: Where the request came from, where `WORKFLOWS_AUDIT_ADDRESS` asks for it.
+    address: str | None = None
+    #: The run that acts on many others for this person.
+    operation: str | None = None

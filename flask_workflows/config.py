@@ -24,6 +24,9 @@ PREFIX = "WORKFLOWS_"
 
 _DAY = 86_400
 
+#: What a person can do; `bulk` is any of them to many runs.
+ACTIONS = ("start", "cancel", "retry", "wake", "deliver", "send", "release", "bulk")
+
 
 def _number(default: int, low: int, high: int) -> int:
     """Declare a field that holds a whole number from `low` to `high`."""
@@ -80,6 +83,9 @@ class WorkflowsConfig:
 
     `audit_address` (false): keep with each action the address it was asked for from.
 
+    `require_reason` (none): actions that are done only with a reason, such as `["cancel", "bulk"]`; of start, cancel,
+    retry, wake, deliver, send, release and bulk.
+
     `api` (true): serve the JSON routes.
 
     `store` ("database"): `"database"`, or `"memory"` for runs that are lost when the process ends.
@@ -109,6 +115,7 @@ class WorkflowsConfig:
     dashboard: bool = True
     dashboard_read_only: bool = False
     audit_address: bool = False
+    require_reason: tuple[str, ...] = ()
     api: bool = True
     store: Literal["database", "memory"] = "database"
     execution: Literal["worker", "inline"] = "worker"
@@ -245,6 +252,17 @@ def _module(key: str, value: Any) -> str:
     return name
 
 
+def _actions(key: str, value: Any) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) and value.strip() else value
+    if not isinstance(names, list | tuple):
+        raise ConfigError(f'{key} is {value!r}; write a list of actions: ["cancel", "bulk"]')
+    stripped = tuple(name.strip() if isinstance(name, str) else name for name in names)
+    for name in stripped:
+        if name not in ACTIONS:
+            raise ConfigError(f"{key} holds {name!r}; write some of {', '.join(ACTIONS)}")
+    return stripped
+
+
 def _optional_text(key: str, value: Any) -> str | None:
     return None if value is None else _text(key, value)
 
@@ -267,6 +285,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "dashboard": _flag,
     "dashboard_read_only": _flag,
     "audit_address": _flag,
+    "require_reason": _actions,
     "api": _flag,
     "store": _choice("database", "memory"),
     "execution": _choice("worker", "inline"),

@@ -122,7 +122,7 @@ def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
     """The status to show: the run's own word, or "retrying" or "cancelling"."""
     if run.cancelling:
         return "cancelling"
-    if run.status is RunStatus.SLEEPING and _retries(run, _main_step(run, open_steps)):
+    if run.status is RunStatus.SLEEPING and _retries(run, main_step(run, open_steps)):
         return "retrying"
     return str(run.status)
 
@@ -138,7 +138,7 @@ def _retries_body(run: Run) -> bool:
     return run.error is not None and run.attempts > 0
 
 
-def _main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
+def main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
     """The step that says most about what the run does: of those that fit its status the one due first.
 
     Others may be open too: a timer that ended is, until its run has come that far again.
@@ -157,7 +157,7 @@ def _main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
 
 def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Text:
     """What the run is doing, in a few words."""
-    step = _main_step(run, open_steps)
+    step = main_step(run, open_steps)
     match state(run, open_steps):
         case "cancelling":
             return ("stops at the next step, asked ", Instant(run.cancel_requested_at or run.updated_at, "ago"))
@@ -187,7 +187,7 @@ def _ended(word: str, run: Run) -> Text:
 
 def _pending_line(run: Run, around: Surroundings) -> Text:
     if run.worker is not None and not _late(run, around):
-        return ("taken by ", *_worker(run, around), ", begins when a thread is free")
+        return ("taken by ", *on_worker(run, around), ", begins when a thread is free")
     nobody = _nobody(run, around)
     if nobody is not None:
         return nobody
@@ -195,10 +195,10 @@ def _pending_line(run: Run, around: Surroundings) -> Text:
 
 
 def _running_line(run: Run, step: Step | None, around: Surroundings) -> Text:
-    doing: Text = () if step is None else (*_numbered(step), ", ")
+    doing: Text = () if step is None else (*numbered(step), ", ")
     if run.due_at is not None and _late(run, around):
         return (*doing, "lease ran out ", Instant(run.due_at, "ago"))
-    return (*doing, "on ", *_worker(run, around))
+    return (*doing, "on ", *on_worker(run, around))
 
 
 def _timed_line(verb: str, run: Run, around: Surroundings) -> Text:
@@ -213,14 +213,15 @@ def _retry_line(run: Run, step: Step | None) -> Text:
     due: Text = () if run.due_at is None else (" ", Instant(run.due_at, "in"))
     if step is None:
         return (f"attempt {run.attempts + 1} of {run.max_attempts}", *due, *_because(run.error))
-    return (*_numbered(step), f", try {step.attempts + 1}", *due, *_because(step.error))
+    return (*numbered(step), f", try {step.attempts + 1}", *due, *_because(step.error))
 
 
 def _because(error: RunError | None) -> Text:
     return () if error is None else (f". {error.short_type}",)
 
 
-def _numbered(step: Step) -> Text:
+def numbered(step: Step) -> Text:
+    """The step's number and name."""
     return (f"step {step.number or step.position}, ", Name(step.label))
 
 
@@ -235,7 +236,7 @@ def _waited_for(step: Step | None) -> Text:
         case Step(kind="start"):
             return ("run of ", Name(step.label.removeprefix("start ")))
         case Step():
-            return _numbered(step)
+            return numbered(step)
         case _:
             return ("something outside",)
 
@@ -291,7 +292,8 @@ def _late(run: Run, around: Surroundings) -> bool:
     return run.due_at is not None and run.due_at + PATIENCE < around.now
 
 
-def _worker(run: Run, around: Surroundings) -> Text:
+def on_worker(run: Run, around: Surroundings) -> Text:
+    """The name of the worker that holds the run."""
     worker = around.names.get(run.worker or "")
     if worker is None:
         return ("a worker that is gone",) if run.worker is not None else ("no worker",)
@@ -312,7 +314,7 @@ def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: S
 
     `failed` is the step that failed the run, if one did.
     """
-    step = _main_step(run, open_steps)
+    step = main_step(run, open_steps)
     match state(run, open_steps):
         case "cancelling":
             return _why_cancelling(run, step, around)
@@ -339,7 +341,7 @@ def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: S
 
 def _why_pending(run: Run, around: Surroundings) -> Why:
     if run.worker is not None and not _late(run, around):
-        headline: Text = ("Taken by ", *_worker(run, around), "; it begins when a thread is free there.")
+        headline: Text = ("Taken by ", *on_worker(run, around), "; it begins when a thread is free there.")
         return Why(headline, _losses(run))
     nobody = _why_nobody(run, around)
     if nobody is not None:
@@ -412,20 +414,20 @@ def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
         over: Text = ("Any live worker takes it over at its next look.",)
         if nobody is not None:
             over = ("Nobody can take it over: ", *nobody, ".")
-        again: Text = () if step is None else (*_capital(_numbered(step)), ", then starts again.")
+        again: Text = () if step is None else (*capital(numbered(step)), ", then starts again.")
         headline: Text = ("Its worker does not answer; the lease ran out ", Instant(run.due_at, "ago"), ".")
         return Why(headline, _sentences(over, again, _losses(run)))
 
-    on: Text = ("on ", *_worker(run, around), ".")
+    on: Text = ("on ", *on_worker(run, around), ".")
     if step is None:
         return Why(("Running ", *on), _losses(run))
     since: Text = () if step.started_at is None else ("for ", Instant(step.started_at, "for"), " ")
-    return Why((*_capital(_numbered(step)), ", runs ", *since, *on), _losses(run))
+    return Why((*capital(numbered(step)), ", runs ", *since, *on), _losses(run))
 
 
 def _why_cancelling(run: Run, step: Step | None, around: Surroundings) -> Why:
     asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
-    more: Text = () if step is None else (*_capital(_numbered(step)), ", finishes first.")
+    more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
     if _late(run, around):
         more = ("Its worker does not answer; the next one ends the run.",)
     return Why(("Cancelling was asked for ", asked, "; the run stops at its next step."), more)
@@ -444,7 +446,7 @@ def _why_retrying(run: Run, step: Step | None, around: Surroundings) -> Why:
         said_: Text = () if run.error is None else (said(run.error, limit=300),)
         return Why(_sentences(raised, following), _sentences((used,), overdue, said_))
     times = "once" if step.attempts == 1 else f"{step.attempts} times"
-    failed: Text = (*_capital(_numbered(step)), f", failed {times}, with ", *_raised(step.error), ".")
+    failed: Text = (*capital(numbered(step)), f", failed {times}, with ", *_raised(step.error), ".")
     said_ = () if step.error is None else (said(step.error, limit=300),)
     return Why(_sentences(failed, following), _sentences(overdue, said_))
 
@@ -462,7 +464,7 @@ def _why_sleeping(run: Run, step: Step | None, around: Surroundings) -> Why:
     verb = "Starts " if run.started_at is None and step is None else "Sleeps until "
     since: Text = ()
     if step is not None and step.started_at is not None:
-        since = (*_capital(_numbered(step)), ", began ", Instant(step.started_at), ".")
+        since = (*capital(numbered(step)), ", began ", Instant(step.started_at), ".")
     return Why((verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"), "."), since)
 
 
@@ -501,7 +503,7 @@ def _why_failed(run: Run, failed: Step | None) -> Why:
 
     at: Text = ()
     if failed is not None:
-        at = (" at ", *_numbered(failed))
+        at = (" at ", *numbered(failed))
     elif error.step is not None:
         at = (" at step ", Name(error.step))
     return Why(("Failed", *at, f": {words}"), _tries(failed))
@@ -543,6 +545,7 @@ def _sentences(*texts: Text) -> Text:
     return joined
 
 
-def _capital(text: Text) -> Text:
+def capital(text: Text) -> Text:
+    """The text as the beginning of a sentence."""
     first = text[0]
     return (first[:1].upper() + first[1:], *text[1:]) if isinstance(first, str) else text

@@ -39,6 +39,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "dashboard": True,
         "dashboard_read_only": False,
         "audit_address": False,
+        "require_reason": (),
         "api": True,
         "store": "database",
         "execution": "worker",
@@ -114,6 +115,11 @@ def test_numbers_in_range_are_taken_silently(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages == []
 
 
+def test_reasons_are_required_of_a_list_or_of_names_with_commas() -> None:
+    assert read(require_reason=["cancel"]).require_reason == ("cancel",)
+    assert read(require_reason="cancel, bulk").require_reason == ("cancel", "bulk")
+
+
 WRONG = [
     ("concurrency", "4", "write a whole number"),
     ("concurrency", 4.0, "write a whole number"),
@@ -142,6 +148,11 @@ WRONG = [
     ("imports", ["shop", 7], "holds 7"),
     ("imports", ["shop", ""], "holds ''"),
     ("imports", ["shop/billing.py"], "a module's name with dots"),
+    ("require_reason", "", "write a list of actions"),
+    ("require_reason", True, "write a list of actions"),
+    ("require_reason", ["cancel", "delete"], "holds 'delete'; write some of start, cancel"),
+    ("require_reason", ["view"], "holds 'view'"),
+    ("require_reason", [["cancel"]], "holds ['cancel']"),
     ("listen_url", "", "is blank"),
     ("listen_url", False, "write text"),
 ]

@@ -27,6 +27,7 @@ from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
 from ...runs import Step
+from .actions import Offers
 from .runs import took as run_took
 
 
@@ -66,6 +67,7 @@ class RunPage:
     state: str
     finished: bool
     why: Why
+    offers: Offers
     facts: tuple[Fact, ...]
     steps: tuple[StepRow, ...]
     step_count: int
@@ -83,6 +85,7 @@ def run_page(
     step_count: int,
     around: Surroundings,
     *,
+    offers: Offers,
     input: Head | None,
     output: Head | None,
     cause: RunError | None = None,
@@ -97,6 +100,7 @@ def run_page(
         state=state(run, open_steps),
         finished=run.finished,
         why=why(run, open_steps, around, failed=failed),
+        offers=offers,
         facts=tuple(_facts(run, steps, step_count, around)),
         steps=rows,
         step_count=step_count,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..routes import Route
 from ..visit import Link
+from . import actions
 from . import assets
 from . import run
 from . import runs
@@ -11,4 +12,4 @@ from . import runs
 #: In the order of the bar at the top.
 LINKS = (Link("Runs", ".runs", "runs"),)
 
-ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES)
+ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES, *actions.ROUTES)

@@ -11,6 +11,8 @@ from ...runs import RunStatus
 from ...store import reading as read
 from .. import timeline
 from ..access import Permission
+from ..pages.actions import offers
+from ..pages.actions import Scene
 from ..pages.run import failed_step
 from ..pages.run import run_page
 from ..routes import get
@@ -38,11 +40,14 @@ def run(visit: Visit, run_id: str) -> ResponseReturnValue:
         workers = read.live_workers(connection, now)
         ahead = read.count_ahead(connection, found) if found.status is RunStatus.PENDING else None
 
+    around = visit.surroundings(now, workers, ahead)
+    open_steps = tuple(step for step in steps if not step.finished)
     page = run_page(
         found,
         steps,
         step_count,
-        visit.surroundings(now, workers, ahead),
+        around,
+        offers=offers(Scene(found, open_steps, step_count, around), visit.may),
         input=input_head,
         output=output_head,
         cause=cause,

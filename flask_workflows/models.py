@@ -50,6 +50,8 @@ runs = sa.Table(
     sa.Column("started_at", Millis),
     sa.Column("updated_at", Millis, nullable=False),
     sa.Column("finished_at", Millis),
+    #: What its failure has in common with others of the same cause; null unless it failed.
+    sa.Column("cause", sa.String(32)),
     sa.PrimaryKeyConstraint("id", name="workflow_runs_pkey"),
 )
 
@@ -80,6 +82,8 @@ _owned = runs.c.workspace != ""
 sa.Index(
     "workflow_runs_workspace", runs.c.workspace, runs.c.status, runs.c.id, postgresql_where=_owned, sqlite_where=_owned
 )
+_failed = runs.c.cause.is_not(None)
+sa.Index("workflow_runs_cause", runs.c.cause, runs.c.id, postgresql_where=_failed, sqlite_where=_failed)
 
 steps = sa.Table(
     "workflow_steps",
@@ -228,4 +232,47 @@ marks = sa.Table(
     sa.Column("name", Name, nullable=False),
     sa.Column("at", Millis, nullable=False),
     sa.PrimaryKeyConstraint("name", name="workflow_marks_pkey"),
+)
+
+#: Who did what to which run; written in the transaction of the action, never changed.
+audit = sa.Table(
+    "workflow_audit",
+    metadata,
+    sa.Column("id", Id, nullable=False),
+    sa.Column("at", Millis, nullable=False),
+    #: Empty where nobody knows.
+    sa.Column("actor", Label, nullable=False),
+    sa.Column("action", sa.String(32), nullable=False),
+    #: The run it was done to, where it was one.
+    sa.Column("run_id", Id),
+    #: Empty for what belongs to none.
+    sa.Column("workspace", Label, nullable=False),
+    #: The workflow, event, message or other thing, by name.
+    sa.Column("target", Label, nullable=False),
+    #: The run's status, or whatever the action changed, before and after it.
+    sa.Column("before", sa.String(100)),
+    sa.Column("after", sa.String(100)),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("request_id", sa.String(100)),
+    sa.Column("address", sa.String(100)),
+    #: The run that did it for the actor, one of many.
+    sa.Column("operation", Id),
+    sa.PrimaryKeyConstraint("id", name="workflow_audit_pkey"),
+)
+_of_run = audit.c.run_id.is_not(None)
+sa.Index("workflow_audit_run", audit.c.run_id, audit.c.id, postgresql_where=_of_run, sqlite_where=_of_run)
+
+#: How many runs ended in which way, by the quarter of an hour.
+stats = sa.Table(
+    "workflow_stats",
+    metadata,
+    #: When the quarter of an hour began; 0 for all that was pruned.
+    sa.Column("at", Millis, nullable=False),
+    sa.Column("workflow", Name, nullable=False),
+    #: `completed`, `failed`, `cancelled`; `lost` for runs that were taken over from a lost worker.
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("count", sa.BigInteger, nullable=False),
+    #: How long the executions took that ended so, together.
+    sa.Column("busy_ms", sa.BigInteger, nullable=False),
+    sa.PrimaryKeyConstraint("at", "workflow", "outcome", name="workflow_stats_pkey"),
 )

@@ -145,7 +145,7 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped
     try:
         inspector = sa.inspect(engine)
         exists = inspector.has_table(table)
-        whole = inspector.has_table(models.waits.name)
+        made = sum(inspector.has_table(name) for name in (table, models.waits.name, models.audit.name))
     except sa.exc.OperationalError:
         # Copying files needs no database. If there is a clash, the upgrade will say so.
         return
@@ -154,7 +154,7 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped
         raise SchemaError(
             f"the database has the table {table}, but the app's history has no revision {shipped[0]}, which would fail to "
             f"create it. If create_all() made the tables: drop them ({tables}) and run this again. To keep their rows, "
-            f"run this with an empty database configured, then `flask db stamp {shipped[-1 if whole else 0]}` on the one that has them"
+            f"run this with an empty database configured, then `flask db stamp {shipped[made - 1]}` on the one that has them"
         )
 
 

@@ -231,6 +231,8 @@ class Run:
     finished_at: datetime | None
     #: In lists without its traceback.
     error: RunError | None
+    #: The same for failures of one kind, see `cause.py`; null unless it failed.
+    cause: str | None = None
     input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
     output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,8 +46,12 @@ CONVENTION = {
 }
 
 #: The shipped revisions, as files and as they are called in a history.
-FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py"]
-TITLES = ["Create the tables of Flask-Workflows.", "Add events, waits, published state and marks to Flask-Workflows."]
+FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py", "workflows_0003_audit.py"]
+TITLES = [
+    "Create the tables of Flask-Workflows.",
+    "Add events, waits, published state and marks to Flask-Workflows.",
+    "Add causes of failures, the audit and statistics to Flask-Workflows.",
+]
 
 
 class Shop:
@@ -180,7 +185,7 @@ def _one_line(value: str | int | None) -> str | int | None:
     """SQLite keeps the text that made a table; a column added later is on the line before, a new name in quotes."""
     if not isinstance(value, str):
         return value
-    return " ".join(value.split()).replace('TABLE "workflow_steps"', "TABLE workflow_steps")
+    return re.sub(r'TABLE "(workflow_\w+)"', r"TABLE \1", " ".join(value.split()))
 
 
 def run_shipped(connection: sa.Connection, direction: Literal["upgrade", "downgrade"]) -> MigrationContext:
@@ -241,6 +246,33 @@ def test_events_are_added_to_what_is_stored_and_taken_away_again(database_url: s
 
     assert [tuple(row) for row in stored] == [("$sleep", None), ("$sleep#2", None)]
     assert [tuple(row) for row in left] == [("$sleep", 1), ("$sleep#2", 2)]
+    assert definitions(engine) == before
+    engine.dispose()
+
+
+def test_causes_and_the_audit_are_added_to_what_is_stored_and_taken_away_again(database_url: str) -> None:
+    """B119: a worker of the release before goes on beside the new tables, and its rows survive both ways."""
+    engine = sa.create_engine(database_url)
+    shipped = ScriptDirectory(str(paths.MIGRATIONS))
+    *earlier, third = (shipped.get_revision(f"workflows_{number}").module for number in ("0001", "0002", "0003"))
+    run = """INSERT INTO workflow_runs (id, workflow, version, queue, workspace, status, input, epoch, attempts,
+                 max_attempts, losses, created_at, updated_at)
+             VALUES ('r1', 'w', 1, 'q', '', 'failed', '{}', 1, 0, 3, 0, 1, 1)"""
+
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        for module in earlier:
+            module.upgrade()
+        connection.exec_driver_sql(run)
+    before = definitions(engine)
+    with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
+        third.upgrade()
+        connection.exec_driver_sql(run.replace("r1", "r2"))
+        stored = connection.exec_driver_sql("SELECT id, cause FROM workflow_runs ORDER BY id").all()
+        third.downgrade()
+        left = connection.exec_driver_sql("SELECT id, status FROM workflow_runs ORDER BY id").all()
+
+    assert [tuple(row) for row in stored] == [("r1", None), ("r2", None)]
+    assert [tuple(row) for row in left] == [("r1", "failed"), ("r2", "failed")]
     assert definitions(engine) == before
     engine.dispose()
 
@@ -520,7 +552,19 @@ def test_tables_made_by_create_all_are_refused(young_shop: Shop, database_url: s
 
     assert "the database has the table workflow_runs" in message
     assert "no revision workflows_0001" in message
-    assert "`flask db stamp workflows_0002`" in message
+    assert "`flask db stamp workflows_0003`" in message
+
+
+def test_the_revision_to_stamp_is_the_one_that_made_what_is_there(
+    young_shop: Shop, database_url: str, make_shop: MakeShop
+) -> None:
+    shop = make_shop(database_url)
+    with shop.app.app_context():
+        shop.db.create_all()
+        for revision, later in (("0002", [models.audit]), ("0001", [models.waits])):
+            shop.db.metadata.drop_all(shop.db.engine, tables=[shop.db.metadata.tables[table.name] for table in later])
+
+            assert f"`flask db stamp workflows_{revision}`" in refused(shop)
 
 
 def test_database_need_not_be_up_to_copy(make_shop: MakeShop) -> None:

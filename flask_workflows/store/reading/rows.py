@@ -73,6 +73,7 @@ def run_of(row: sa.RowMapping) -> Run:
         updated_at=instant(row["updated_at"]),
         finished_at=optional_instant(row["finished_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
+        cause=row["cause"],
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),
     )

@@ -1,5 +1,6 @@
 # Needs make and Python 3.11 or newer. Everything else, PostgreSQL included, is
-# installed into .venv; `make test ARGS="-k retry"` hands ARGS to pytest.
+# installed into .venv; `make test ARGS="-k retry"` hands ARGS to pytest. Only
+# Chromium is the system's: root gets it from apt, anybody else is told.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,6 +14,7 @@ demo: $(VENV)/demo.stamp
 	$(VENV)/bin/python -m example_app
 
 test: $(VENV)/test.stamp
+	@$(VENV)/bin/python -m tests.browser.chromium
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 lint: $(VENV)/dev.stamp

@@ -1,0 +1,1 @@
+"""The pages in a real browser: what only one can say of style, script, policy and keyboard."""

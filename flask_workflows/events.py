@@ -99,6 +99,10 @@ class EventTypes:
     def names(self) -> list[str]:
         return sorted(self._by_name)
 
+    def types(self) -> list[EventType]:
+        """Every declared event, by name."""
+        return [declared for _, declared in sorted(self._by_name.items())]
+
     def declare(self, name: str, cls: type | None) -> None:
         """Register an event. Raises `DuplicateDefinition` for two different classes under one name."""
         known = self._by_name.get(name)

@@ -40,6 +40,19 @@ class Registry:
         """Every registered version, by name and version."""
         return [versions[version] for _, versions in sorted(self._workflows.items()) for version in sorted(versions)]
 
+    def versions(self, name: str) -> list[Workflow[Any, Any]]:
+        """The registered versions of one workflow, the newest first; none where the name is not registered."""
+        versions = self._workflows.get(name, {})
+        return [versions[version] for version in sorted(versions, reverse=True)]
+
+    def names(self) -> list[str]:
+        """The names that can be started."""
+        return sorted(self._workflows)
+
+    def steps(self) -> list[Step[Any, Any]]:
+        """Every registered step, by name."""
+        return [step for _, step in sorted(self._steps.items())]
+
     def latest(self, name: str) -> Workflow[Any, Any]:
         """The version new runs start on."""
         versions = self._workflows.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field
 from datetime import datetime
@@ -395,6 +396,24 @@ class Count:
 
     value: int
     capped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """How many unfinished runs there are of each (workflow, version); `capped` when not all were looked at."""
+
+    counts: Mapping[tuple[str, int], int]
+    capped: bool = False
+
+    def of(self, workflow: str, version: int | None = None) -> Count:
+        """Those of a version, or of all."""
+        if version is not None:
+            return Count(self.counts.get((workflow, version), 0), self.capped)
+        return Count(sum(count for (name, _), count in self.counts.items() if name == workflow), self.capped)
+
+    def versions(self, workflow: str) -> tuple[int, ...]:
+        """The versions that have any."""
+        return tuple(sorted(version for name, version in self.counts if name == workflow))
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,11 @@ class CallCodec:
         leading = _POSITIONAL if _Kind.VAR_POSITIONAL in kinds else (_Kind.POSITIONAL_ONLY,)
         self._leading = [each for each in parameters if each.kind in leading]
 
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """What the caller gives."""
+        return tuple(self._signature.parameters.values())
+
     def dump_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str, max_bytes: int | None = None
     ) -> str:

@@ -6,10 +6,11 @@ from ..routes import Route
 from ..visit import Link
 from . import actions
 from . import assets
+from . import registry
 from . import run
 from . import runs
 
 #: In the order of the bar at the top.
-LINKS = (Link("Runs", ".runs", "runs"),)
+LINKS = (Link("Runs", ".runs", "runs"), Link("Registry", ".registry", "registry"))
 
-ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES, *actions.ROUTES)
+ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES, *actions.ROUTES, *registry.ROUTES)

@@ -7,6 +7,8 @@ payloads.
 from .connection import database_now
 from .connection import reading
 from .events import list_events
+from .registry import count_unfinished
+from .registry import recent_versions
 from .rows import instant
 from .run import count_ahead
 from .run import count_steps
@@ -31,6 +33,7 @@ __all__ = [
     "count_newer",
     "count_runs",
     "count_steps",
+    "count_unfinished",
     "database_now",
     "instant",
     "list_events",
@@ -43,5 +46,6 @@ __all__ = [
     "read_step_error",
     "read_steps",
     "reading",
+    "recent_versions",
     "workflow_names",
 ]

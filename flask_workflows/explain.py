@@ -20,6 +20,7 @@ from datetime import UTC
 from typing import Literal
 
 from . import phrases
+from .redaction import hides
 from .redaction import redact_text
 from .runs import Count
 from .runs import in_ranges
@@ -84,7 +85,7 @@ def say(at: datetime, form: Form, *, now: datetime, zone: tzinfo) -> str:
         case "ago":
             return f"{phrases.age(now - at)} ago"
         case "in":
-            return f"in {phrases.age(at - now)}"
+            return f"in {phrases.age(at - now)}" if at > now else "now"
         case "for":
             return phrases.age(now - at)
         case "at":
@@ -104,6 +105,10 @@ class Surroundings:
     keep_days: int = 0
     #: How many runs of its queue fell due before it; null when that was not counted.
     ahead: Count | None = None
+    #: How often the steps known here are tried, by name.
+    tries: Mapping[str, int] = field(default_factory=dict)
+    #: Whether what may come from inputs is told: messages of errors, and values that events are matched by.
+    payloads: bool = True
     names: Mapping[str, Worker] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,11 +116,41 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
+class Waited:
+    """An event, or a message, that a run waits for; `match` holds the fields it compares, and their values as JSON."""
+
+    name: str
+    match: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was looked up for one run alone."""
+
+    waited: tuple[Waited, ...] = ()
+    #: How many of those names came since, and were not for it; null when that was not counted.
+    passed: Count | None = None
+    #: How many came that no worker has looked at yet.
+    unseen: Count | None = None
+    #: The worker that holds it, where that is not among the live ones.
+    holder: Worker | None = None
+    #: Who asked for its cancellation; empty where nobody knows.
+    cancelled_by: str = ""
+
+
+_NOTHING = Beside()
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
-    """One sentence that says what is going on, and what else there is to say."""
+    """One sentence that says what is going on, what else there is to say, and the action that helps most.
+
+    `action` is the name of an action on a run, or of a page: "workers", "start", "deliver"; empty for none.
+    """
 
     headline: Text
     more: Text = ()
+    action: str = ""
 
 
 def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
@@ -162,7 +197,7 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
         case "cancelling":
             return ("stops at the next step, asked ", Instant(run.cancel_requested_at or run.updated_at, "ago"))
         case "retrying":
-            return _retry_line(run, step)
+            return _retry_line(run, step, around)
         case RunStatus.PENDING:
             return _pending_line(run, around)
         case RunStatus.RUNNING:
@@ -172,7 +207,7 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
         case RunStatus.WAITING:
             return (*_waited_for(step), *_time_out(run))
         case RunStatus.FAILED:
-            return _failure(run.error, limit=120)
+            return _failure(run.error, around, limit=120)
         case RunStatus.COMPLETED:
             return _ended("done", run)
         case RunStatus.CANCELLED:
@@ -206,14 +241,28 @@ def _timed_line(verb: str, run: Run, around: Surroundings) -> Text:
         return ()
     if _late(run, around):
         return (*(_nobody(run, around) or ("waits for a free worker",)), ", due ", Instant(run.due_at, "ago"))
+    if _due(run, around):
+        return (f"{verb}now",)
     return (verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"))
 
 
-def _retry_line(run: Run, step: Step | None) -> Text:
+def _retry_line(run: Run, step: Step | None, around: Surroundings) -> Text:
     due: Text = () if run.due_at is None else (" ", Instant(run.due_at, "in"))
+    if run.due_at is not None and _late(run, around):
+        why_not = _nobody(run, around) or ("waits for a free worker",)
+        due = (" due ", Instant(run.due_at, "ago"), ", ", *why_not)
     if step is None:
         return (f"attempt {run.attempts + 1} of {run.max_attempts}", *due, *_because(run.error))
-    return (*numbered(step), f", try {step.attempts + 1}", *due, *_because(step.error))
+    of = _of_tries(step, around)
+    return (*numbered(step), f", try {step.attempts + 1}{of}", *due, *_because(step.error))
+
+
+def _of_tries(step: Step, around: Surroundings) -> str:
+    """How many tries a step has, as " of 8", where the code here says so."""
+    if step.kind != "step":
+        return ""
+    tries = around.tries.get(step.key.rpartition("/")[2].partition("#")[0], 0)
+    return f" of {tries}" if tries > step.attempts else ""
 
 
 def _because(error: RunError | None) -> Text:
@@ -245,11 +294,22 @@ def _time_out(run: Run) -> Text:
     return () if run.due_at is None else (", at most until ", Instant(run.due_at))
 
 
-def _failure(error: RunError | None, *, limit: int) -> Text:
+def _failure(error: RunError | None, around: Surroundings, *, limit: int) -> Text:
     if error is None:
         return ("no error was stored",)
     place: Text = () if error.step is None else (Name(error.step), ". ")
-    return (*place, said(error, limit=limit))
+    return (*place, _said(error, around, limit=limit))
+
+
+#: Errors of the engine's own, whose messages hold nothing of the app's.
+_ENGINES_OWN = ("lost", "nondeterminism", "version")
+
+
+def _said(error: RunError, around: Surroundings, *, limit: int) -> str:
+    """As `said`, or the class alone for those who may not see what came from inputs."""
+    if around.payloads or error.kind in _ENGINES_OWN:
+        return said(error, limit=limit)
+    return error.short_type
 
 
 def said(error: RunError, *, limit: int) -> str:
@@ -288,6 +348,10 @@ def _is_orphan(run: Run, around: Surroundings) -> bool:
     return not any(worker.versions(run.workflow) for worker in around.workers)
 
 
+def _due(run: Run, around: Surroundings) -> bool:
+    return run.due_at is not None and run.due_at <= around.now
+
+
 def _late(run: Run, around: Surroundings) -> bool:
     return run.due_at is not None and run.due_at + PATIENCE < around.now
 
@@ -309,7 +373,9 @@ def worker_name(worker: Worker) -> str:
 # The sentences of the run's own page -------------------------------------------------------
 
 
-def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: Step | None = None) -> Why:
+def why(
+    run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: Step | None = None, beside: Beside = _NOTHING
+) -> Why:
     """What is going on with the run, and why it does not move.
 
     `failed` is the step that failed the run, if one did.
@@ -317,24 +383,24 @@ def why(run: Run, open_steps: Sequence[Step], around: Surroundings, *, failed: S
     step = main_step(run, open_steps)
     match state(run, open_steps):
         case "cancelling":
-            return _why_cancelling(run, step, around)
+            return _why_cancelling(run, step, around, beside)
         case "retrying":
             return _why_retrying(run, step, around)
         case RunStatus.PENDING:
             return _why_pending(run, around)
         case RunStatus.RUNNING:
-            return _why_running(run, step, around)
+            return _why_running(run, step, around, beside)
         case RunStatus.SLEEPING:
             return _why_sleeping(run, step, around)
         case RunStatus.WAITING:
-            return _why_waiting(run, step, around)
+            return _why_waiting(run, step, around, beside)
         case RunStatus.FAILED:
-            return _why_failed(run, failed)
+            return _why_failed(run, failed, around)
         case RunStatus.CANCELLED:
-            return _why_cancelled(run, around)
+            return _why_cancelled(run, around, beside)
         case RunStatus.COMPLETED:
             took = "" if run.took is None else f" in {phrases.duration(run.took)}"
-            return Why((f"Done{took}.",), _kept(run, around))
+            return Why((f"Done{took}.",), _kept(run, around), "start")
         case other:
             return Why(("Its status is ", Name(other), ", which this version of the package does not know."))
 
@@ -369,29 +435,46 @@ def _why_nobody(run: Run, around: Surroundings) -> Why | None:
         return Why(
             ("No workflow named ", Name(run.workflow), " is in this app's code."),
             ("It waits until a worker has it. If it was renamed or removed, cancel the run.",),
+            "cancel",
         )
 
     due: Text = () if run.due_at is None else ("Due ", Instant(run.due_at, "ago"), ".")
     if not around.workers:
         start: Text = ("Start one: ", Name(work_command()), ".")
-        return Why(("No worker is live.",), _sentences(start, due))
+        return Why(("No worker is live.",), _sentences(start, due), "workers")
 
     serving = [worker for worker in around.workers if worker.serves(run.queue)]
     if not serving:
         start = ("Start one: ", Name(work_command(run.queue)), ".")
-        return Why(("No live worker serves queue ", Name(run.queue), "."), _sentences(start, due))
+        return Why(("No live worker serves queue ", Name(run.queue), "."), _sentences(start, due), "workers")
 
     ranges = [versions for worker in serving for versions in worker.versions(run.workflow)]
     if not ranges:
         start = ("Start one whose ", Name("WORKFLOWS_IMPORTS"), " names the module that declares it.")
-        return Why(("No live worker knows the workflow ", Name(run.workflow), "."), _sentences(start, due))
+        return Why(("No live worker knows the workflow ", Name(run.workflow), "."), _sentences(start, due), "workers")
 
     here = in_ranges(run.version, (around.known or {}).get(run.workflow, ()))
     restart: Text = ("This app's code has it: restart the workers.",) if here else ()
     return Why(
         (f"Waits for a worker with version {run.version} of ", Name(run.workflow), "."),
-        _sentences((f"Live workers run {_versions(ranges)}.",), restart, due),
+        _sentences((f"Live workers run {_versions(ranges)}.",), restart or _age_of_code(run, ranges, around), due),
+        "workers",
     )
+
+
+def _age_of_code(run: Run, ranges: Sequence[tuple[int, int]], around: Surroundings) -> Text:
+    """Whether the run's code is newer or older than what the workers have, and what follows."""
+    if run.version > max(high for _, high in ranges):
+        return ("It was started by newer code, which no worker has yet.",)
+    if run.version > min(low for low, _ in ranges):
+        return ()
+    known = (around.known or {}).get(run.workflow, ())
+    if known and run.version < min(low for low, _ in known):
+        return (
+            "It was started by older code, which this app's no longer takes over: it fails 5 min after it was due, "
+            "unless a worker comes that has it.",
+        )
+    return ("It was started by older code, which no worker has any more.",)
 
 
 def work_command(queue: str | None = None) -> str:
@@ -408,15 +491,9 @@ def _versions(ranges: Iterable[tuple[int, int]]) -> str:
     return f"version{'' if single else 's'} {', '.join(texts)}"
 
 
-def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
-    if run.due_at is not None and _late(run, around):
-        nobody = _nobody(run, around)
-        over: Text = ("Any live worker takes it over at its next look.",)
-        if nobody is not None:
-            over = ("Nobody can take it over: ", *nobody, ".")
-        again: Text = () if step is None else (*capital(numbered(step)), ", then starts again.")
-        headline: Text = ("Its worker does not answer; the lease ran out ", Instant(run.due_at, "ago"), ".")
-        return Why(headline, _sentences(over, again, _losses(run)))
+def _why_running(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
+    if run.due_at is not None and (_late(run, around) or run.worker not in around.names):
+        return _why_lost(run, step, around, beside)
 
     on: Text = ("on ", *on_worker(run, around), ".")
     if step is None:
@@ -425,30 +502,65 @@ def _why_running(run: Run, step: Step | None, around: Surroundings) -> Why:
     return Why((*capital(numbered(step)), ", runs ", *since, *on), _losses(run))
 
 
-def _why_cancelling(run: Run, step: Step | None, around: Surroundings) -> Why:
+def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
+    """Its worker is silent, or its lease ran out."""
+    due_at = run.due_at or around.now
+    worker = around.names.get(run.worker or "") or beside.holder
+    named: Text = () if worker is None else (", ", Name(worker_name(worker)), ",")
+    if _due(run, around):
+        headline: Text = ("Its worker", *named, " does not answer; the lease ran out ", Instant(due_at, "ago"), ".")
+        over: Text = ("Any live worker takes it over at its next look.",)
+    else:
+        gone: Text = (" is gone.",)
+        if worker is not None and worker.stopped_at is not None:
+            gone = (" stopped ", Instant(worker.stopped_at, "ago"), ".")
+        elif worker is not None:
+            gone = (" was last seen ", Instant(worker.seen_at, "ago"), ".")
+        headline = ("Its worker", *named, *gone)
+        over = ("Unless it comes back, any live worker takes the run over ", Instant(due_at, "in"), ".")
+    nobody = _nobody(run, around)
+    if nobody is not None:
+        over = ("Nobody can take it over: ", *nobody, ".")
+
+    left = run.max_attempts - run.attempts - 1
+    again: Text = ()
+    if left < 1:
+        again = ("It fails then: its attempts are used up.",)
+    elif step is not None:
+        again = (*capital(numbered(step)), f", then starts again, attempt {run.attempts + 2} of {run.max_attempts}.")
+    return Why(headline, _sentences(over, again, _losses(run)), "release")
+
+
+def _why_cancelling(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
     asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
+    who: Text = ("by ", Name(beside.cancelled_by), " ") if beside.cancelled_by else ()
     more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
     if _late(run, around):
         more = ("Its worker does not answer; the next one ends the run.",)
-    return Why(("Cancelling was asked for ", asked, "; the run stops at its next step."), more)
+    return Why(("Cancelling was asked for ", *who, asked, "; the run stops at its next step."), more)
 
 
 def _why_retrying(run: Run, step: Step | None, around: Surroundings) -> Why:
     following: Text = () if run.due_at is None else ("Next try ", Instant(run.due_at, "in"), ".")
+    action = "wake"
     overdue: Text = ()
     if _late(run, around):
         following = ("The next try is due.",)
-        overdue = _overdue(run, around)
+        overdue, action = _overdue(run, around), "workers"
 
     if step is None:
         raised: Text = ("The workflow's body raised ", *_raised(run.error), ".")
         used = f"{run.attempts} of {run.max_attempts} attempts used."
-        said_: Text = () if run.error is None else (said(run.error, limit=300),)
-        return Why(_sentences(raised, following), _sentences((used,), overdue, said_))
-    times = "once" if step.attempts == 1 else f"{step.attempts} times"
+        return Why(_sentences(raised, following), _sentences((used,), overdue, _in_full(run.error, around)), action)
+    of = _of_tries(step, around)
+    times = f"{step.attempts}{of} times" if of else "once" if step.attempts == 1 else f"{step.attempts} times"
     failed: Text = (*capital(numbered(step)), f", failed {times}, with ", *_raised(step.error), ".")
-    said_ = () if step.error is None else (said(step.error, limit=300),)
-    return Why(_sentences(failed, following), _sentences(overdue, said_))
+    return Why(_sentences(failed, following), _sentences(overdue, _in_full(step.error, around)), action)
+
+
+def _in_full(error: RunError | None, around: Surroundings) -> Text:
+    """What an error said, where that may be told."""
+    return (said(error, limit=300),) if error is not None and around.payloads else ()
 
 
 def _raised(error: RunError | None) -> Text:
@@ -459,13 +571,15 @@ def _why_sleeping(run: Run, step: Step | None, around: Surroundings) -> Why:
     if run.due_at is None:
         return Why(("Sleeps, and nothing will wake it.",))
     if _late(run, around):
-        return Why(("It should have woken ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
+        return Why(("It should have woken ", Instant(run.due_at, "ago"), "."), _overdue(run, around), "workers")
+    if _due(run, around):
+        return Why(("It wakes now: a worker takes it at its next look.",))
 
     verb = "Starts " if run.started_at is None and step is None else "Sleeps until "
     since: Text = ()
     if step is not None and step.started_at is not None:
         since = (*capital(numbered(step)), ", began ", Instant(step.started_at), ".")
-    return Why((verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"), "."), since)
+    return Why((verb, Instant(run.due_at), ", ", Instant(run.due_at, "in"), "."), since, "wake")
 
 
 def _overdue(run: Run, around: Surroundings) -> Text:
@@ -473,40 +587,97 @@ def _overdue(run: Run, around: Surroundings) -> Text:
     return _able(run, around) if nobody is None else _sentences(nobody.headline, nobody.more)
 
 
-def _why_waiting(run: Run, step: Step | None, around: Surroundings) -> Why:
+def _why_waiting(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
     since: Text = ()
     if step is not None and step.started_at is not None:
         since = ("Since ", Instant(step.started_at), ".")
 
     ends: Text = ("It waits for good.",)
+    action = "send" if step is not None and step.kind == "receive" else "deliver"
     if run.due_at is not None and _late(run, around):
         ends = _sentences(("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
+        action = "workers"
+    elif run.due_at is not None and _due(run, around):
+        ends = ("The wait ends now.",)
     elif run.due_at is not None:
         ends = ("At most until ", Instant(run.due_at), ", ", Instant(run.due_at, "in"), ".")
-    return Why(("Waiting for ", *_waited_for(step), "."), _sentences(since, ends))
+    awaited = _awaited(step, around, beside) or _waited_for(step)
+    return Why(("Waiting for ", *awaited, "."), _sentences(since, ends, _came(beside)), action)
 
 
-def _why_failed(run: Run, failed: Step | None) -> Why:
+def _awaited(step: Step | None, around: Surroundings, beside: Beside) -> Text:
+    """Each event it waits for, with the fields and values that have to match."""
+    noun = "message " if step is not None and step.kind == "receive" else "event "
+    texts: list[Text] = [(noun, Name(event.name), *_matched_by(event, around)) for event in beside.waited]
+    if len(texts) < 2:
+        return texts[0] if texts else ()
+    joined: Text = ("the first of ",)
+    for place, text in enumerate(texts):
+        joined = (*joined, *(() if place == 0 else (" or ",) if place == len(texts) - 1 else (", ",)), *text)
+    return joined
+
+
+def _matched_by(event: Waited, around: Surroundings) -> Text:
+    text: Text = ()
+    for place, (name, value) in enumerate(event.match):
+        between = " with " if place == 0 else " and "
+        if not around.payloads:
+            text = (*text, between, "a certain ", Name(name))
+        elif (word := hides(name)) is not None:
+            text = (*text, between, Name(name), f" (hidden: matches “{word}”)")
+        else:
+            text = (*text, between, Name(name), " = ", Name(phrases.cut(redact_text(value), 100)))
+    return text
+
+
+def _came(beside: Beside) -> Text:
+    """What came meanwhile and did not end the wait."""
+    if beside.passed is None or beside.unseen is None:
+        return ()
+    name = "of that name" if len(beside.waited) == 1 else "of these names"
+    matching = any(event.match for event in beside.waited)
+    unseen: Text = ()
+    if beside.unseen.value:
+        number = phrases.count(beside.unseen.value, capped=beside.unseen.capped)
+        unseen = (f"{number} {name} came that no worker has looked at yet.",)
+    if not beside.passed.value:
+        return unseen or (f"None {name} came since.",)
+    if not matching:
+        # They came too early, or to others.
+        return unseen
+    number = phrases.count(beside.passed.value, capped=beside.passed.capped)
+    return _sentences((f"{number} {name} came since, with other values.",), unseen)
+
+
+def _why_failed(run: Run, failed: Step | None, around: Surroundings) -> Why:
     error = run.error
     if error is None:
-        return Why(("Failed; no error was stored.",))
+        return Why(("Failed; no error was stored.",), action="retry")
 
-    words = said(error, limit=300)
+    words = _said(error, around, limit=300)
     message = redact_text(error.message)
     match error.kind:
         case "lost":
-            return Why(("Failed: its worker was lost at each attempt.",), (message,))
+            return Why(("Failed: its worker was lost at each attempt.",), (message,), "retry")
         case "nondeterminism":
-            return Why(("Failed: the code no longer makes the calls that were recorded.",), (message,))
+            mended = "Once the code makes them again, a retry goes on from there."
+            return Why(
+                ("Failed: the code no longer makes the calls that were recorded.",),
+                (f"{message.rstrip('.')}. {mended}",),
+                "retry",
+            )
+        case "version":
+            return Why((f"Failed: no code takes up version {run.version} any more.",), (message,), "retry")
         case "body":
-            return Why((f"Failed: {words}",), (f"{run.attempts} of {run.max_attempts} attempts used.",))
+            used = f"{run.attempts} of {run.max_attempts} attempts used."
+            return Why((f"Failed: {words}",), (used,), "retry")
 
     at: Text = ()
     if failed is not None:
         at = (" at ", *numbered(failed))
     elif error.step is not None:
         at = (" at step ", Name(error.step))
-    return Why(("Failed", *at, f": {words}"), _tries(failed))
+    return Why(("Failed", *at, f": {words}"), _tries(failed), "retry")
 
 
 def _tries(failed: Step | None) -> Text:
@@ -517,11 +688,13 @@ def _tries(failed: Step | None) -> Text:
     return (f"It was tried {failed.attempts} times.",) if failed.attempts > 1 else ()
 
 
-def _why_cancelled(run: Run, around: Surroundings) -> Why:
+def _why_cancelled(run: Run, around: Surroundings, beside: Beside) -> Why:
+    who: Text = (" by ", Name(beside.cancelled_by)) if beside.cancelled_by else ()
     if run.finished_at is None:
-        return Why(("Cancelled.",))
+        return Why(("Cancelled", *who, "."), action="retry")
     before = "" if run.started_at is not None else " before it began"
-    return Why((f"Cancelled{before}, ", Instant(run.finished_at, "ago"), "."), _kept(run, around))
+    headline: Text = ("Cancelled", *who, f"{before}, ", Instant(run.finished_at, "ago"), ".")
+    return Why(headline, _kept(run, around), "retry")
 
 
 def _kept(run: Run, around: Surroundings) -> Text:

@@ -38,7 +38,7 @@
     for (const time of document.querySelectorAll("time[data-tick]")) {
       const since = now() - Date.parse(time.dateTime);
       const form = time.dataset.tick;
-      const words = form === "in" ? "in " + age(-since) : form === "ago" ? age(since) + " ago" : age(since);
+      const words = form === "in" ? (since < 0 ? "in " + age(-since) : "now") : form === "ago" ? age(since) + " ago" : age(since);
       if (time.textContent !== words) time.textContent = words;
     }
   };

@@ -11,12 +11,14 @@ import pytest
 
 from flask_workflows import phrases
 from flask_workflows.errors import StepFailed
+from flask_workflows.explain import Beside
 from flask_workflows.explain import Instant
 from flask_workflows.explain import Name
 from flask_workflows.explain import now_doing
 from flask_workflows.explain import plain
 from flask_workflows.explain import state
 from flask_workflows.explain import Surroundings
+from flask_workflows.explain import Waited
 from flask_workflows.explain import why
 from flask_workflows.explain import work_command
 from flask_workflows.runs import Count
@@ -102,8 +104,10 @@ def line(run: Run, *steps: Step, beside: Surroundings | None = None) -> str:
     return plain(now_doing(run, steps, beside or around(a_worker())), now=NOW)
 
 
-def sentences(run: Run, *steps: Step, beside: Surroundings | None = None, failed: Step | None = None) -> list[str]:
-    explained = why(run, steps, beside or around(a_worker()), failed=failed)
+def sentences(
+    run: Run, *steps: Step, beside: Surroundings | None = None, failed: Step | None = None, extra: Beside | None = None
+) -> list[str]:
+    explained = why(run, steps, beside or around(a_worker()), failed=failed, beside=extra or Beside())
     return [plain(text, now=NOW) for text in (explained.headline, explained.more)]
 
 
@@ -200,7 +204,8 @@ NOBODY = [
         (a_worker(workflows=(("send_invoice", 3, 4),)), a_worker(workflows=(("send_invoice", 6, 6),))),
         "no live worker runs version 2",
         "Waits for a worker with version 2 of send_invoice.",
-        "Live workers run versions 3 to 4, 6. Due 5 s ago.",
+        "Live workers run versions 3 to 4, 6. It was started by older code, which this app's no longer takes over: "
+        "it fails 5 min after it was due, unless a worker comes that has it. Due 5 s ago.",
     ),
 ]
 
@@ -221,6 +226,23 @@ def test_version_only_this_code_has_asks_for_a_restart() -> None:
     assert sentences(a_run(), beside=beside)[1].startswith(
         "Live workers run version 1. This app's code has it: restart the workers."
     )
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (1, "It was started by older code, which no worker has any more."),
+        (4, "Live workers run versions 2 to 3, 5. Due"),
+        (6, "It was started by newer code, which no worker has yet."),
+    ],
+)
+def test_version_no_worker_has_is_older_or_newer(version: int, words: str) -> None:
+    workers = a_worker(workflows=(("send_invoice", 2, 3), ("send_invoice", 5, 5)))
+
+    headline, more = sentences(a_run(version=version), beside=around(workers))
+
+    assert headline == f"Waits for a worker with version {version} of send_invoice."
+    assert words in more
 
 
 def test_workflow_in_nobodys_code_is_an_orphan() -> None:
@@ -260,14 +282,30 @@ def test_late_lease_says_who_goes_on() -> None:
     assert line(run, a_step()) == "step 4, render_pdf, lease ran out 34 s ago"
     assert sentences(run, a_step()) == [
         "Its worker does not answer; the lease ran out 34 s ago.",
-        "Any live worker takes it over at its next look. Step 4, render_pdf, then starts again. "
+        "Any live worker takes it over at its next look. Step 4, render_pdf, then starts again, attempt 2 of 3. "
         "It lost its worker 2 times since its last new step.",
     ]
     assert sentences(run, beside=around())[1].startswith("Nobody can take it over: no live worker.")
 
 
 def test_run_of_a_worker_that_is_gone_says_so_before_the_lease_ends() -> None:
-    assert line(a_run(RunStatus.RUNNING, worker="gone", due_at=soon(5))) == "on a worker that is gone"
+    run = a_run(RunStatus.RUNNING, worker="gone", due_at=soon(12), attempts=1)
+    holder = a_worker("web-2", id="gone", seen_at=ago(48))
+
+    assert line(run) == "on a worker that is gone"
+    assert sentences(run, a_step()) == [
+        "Its worker is gone.",
+        "Unless it comes back, any live worker takes the run over in 12 s. "
+        "Step 4, render_pdf, then starts again, attempt 3 of 3.",
+    ]
+    assert sentences(run, extra=Beside(holder=holder))[0] == "Its worker, web-2 (web-2:4411), was last seen 48 s ago."
+    stopped = replace(holder, stopped_at=ago(9))
+    assert sentences(run, extra=Beside(holder=stopped))[0] == "Its worker, web-2 (web-2:4411), stopped 9 s ago."
+    late = replace(run, due_at=ago(34), attempts=2)
+    assert sentences(late, a_step(), extra=Beside(holder=holder)) == [
+        "Its worker, web-2 (web-2:4411), does not answer; the lease ran out 34 s ago.",
+        "Any live worker takes it over at its next look. It fails then: its attempts are used up.",
+    ]
 
 
 def test_cancelling_run_stops_at_its_next_step() -> None:
@@ -278,6 +316,9 @@ def test_cancelling_run_stops_at_its_next_step() -> None:
         "Cancelling was asked for 8 s ago; the run stops at its next step.",
         "Step 4, render_pdf, finishes first.",
     ]
+    assert sentences(run, extra=Beside(cancelled_by="ana"))[0] == (
+        "Cancelling was asked for by ana 8 s ago; the run stops at its next step."
+    )
     late = replace(run, due_at=ago(40))
     assert sentences(late, a_step())[1] == "Its worker does not answer; the next one ends the run."
 
@@ -298,6 +339,18 @@ def test_delayed_run_says_when_it_starts() -> None:
 
     assert line(run) == "starts 17:23:00, in 10 min"
     assert sentences(run)[0] == "Starts 17:23:00, in 10 min."
+
+
+def test_what_is_due_this_second_is_not_due_in_0_s() -> None:
+    sleeping = a_run(RunStatus.SLEEPING, due_at=NOW)
+    waiting = a_run(RunStatus.WAITING, due_at=ago(3))
+
+    assert line(sleeping) == "wakes now"
+    assert sentences(sleeping) == ["It wakes now: a worker takes it at its next look.", ""]
+    assert sentences(waiting)[1] == "The wait ends now."
+    retrying = a_step("fetch", "retrying", error=RunError("E", ""))
+    assert line(sleeping, retrying) == "step 4, fetch, try 2 now. E"
+    assert sentences(sleeping, retrying)[0] == "Step 4, fetch, failed once, with E. Next try now."
 
 
 def test_overdue_timer_says_why_nobody_wakes_it() -> None:
@@ -322,6 +375,24 @@ def test_retrying_run_says_what_failed_and_when_it_goes_on() -> None:
         "Step 2, fetch, failed 2 times, with ConnectionError. Next try in 40 s.",
         "ConnectionError: refused: token=[hidden] …",
     ]
+
+
+def test_retry_says_how_often_where_the_code_is_known() -> None:
+    run = a_run(RunStatus.SLEEPING, due_at=soon(40))
+    step = a_step("fetch#2", "retrying", attempts=2, due_at=soon(40), error=RunError("E", ""))
+
+    beside = around(a_worker(), tries={"fetch": 8, "other": 3})
+    assert line(run, step, beside=beside) == "step 4, fetch#2, try 3 of 8 in 40 s. E"
+    assert sentences(run, step, beside=beside)[0].startswith("Step 4, fetch#2, failed 2 of 8 times, with E.")
+    changed = around(a_worker(), tries={"fetch": 2})
+    assert line(run, step, beside=changed) == "step 4, fetch#2, try 3 in 40 s. E"
+
+
+def test_overdue_retry_is_told_in_lists_too() -> None:
+    run = a_run(RunStatus.SLEEPING, due_at=ago(60))
+    step = a_step("fetch", "retrying", attempts=1, error=RunError("E", ""))
+
+    assert line(run, step, beside=around()) == "step 4, fetch, try 2 due 1 min ago, no live worker. E"
 
 
 def test_retried_body_says_how_many_attempts_are_left() -> None:
@@ -360,6 +431,65 @@ def test_waiting_run_names_the_event_and_the_limit() -> None:
         "Waiting for event refund.approved.",
         "Since 17:12:51. At most until 18:13:00, in 1 h.",
     ]
+
+
+def test_waiting_run_says_what_has_to_match_and_what_came_instead() -> None:
+    run = a_run(RunStatus.WAITING, due_at=None)
+    wait = a_step("$wait:refund.approved", "waiting", kind="wait")
+    waited = Waited("refund.approved", (("order.id", '"order-8812"'), ("token", '"abc"')))
+
+    extra = Beside((waited,), passed=Count(2), unseen=Count(0))
+    assert sentences(run, wait, extra=extra) == [
+        'Waiting for event refund.approved with order.id = "order-8812" and token (hidden: matches “token”).',
+        "Since 17:12:51. It waits for good. 2 of that name came since, with other values.",
+    ]
+    none = replace(extra, passed=Count(0))
+    assert sentences(run, wait, extra=none)[1].endswith("None of that name came since.")
+    unseen = replace(extra, passed=Count(1_000, capped=True), unseen=Count(1))
+    assert sentences(run, wait, extra=unseen)[1].endswith(
+        "1,000+ of that name came since, with other values. 1 of that name came that no worker has looked at yet."
+    )
+    several = replace(extra, waited=(waited, Waited("order.closed"), Waited("order.lost")))
+    assert sentences(run, wait, extra=several)[0].endswith(", event order.closed or event order.lost.")
+    assert "2 of these names came since" in sentences(run, wait, extra=several)[1]
+
+
+def test_values_are_told_to_those_who_may_see_payloads() -> None:
+    beside = around(a_worker(), payloads=False)
+    run = a_run(RunStatus.WAITING, due_at=None)
+    wait = a_step("$wait:paid", "waiting", kind="wait")
+    extra = Beside((Waited("paid", (("order", "8812"),)),))
+    assert sentences(run, wait, beside=beside, extra=extra)[0] == "Waiting for event paid with a certain order."
+
+    error = RunError("app.Bad", "order 8812", kind="step", step="pay")
+    failed = a_run(RunStatus.FAILED, error=error)
+    assert line(failed, beside=beside) == "pay. Bad"
+    assert sentences(failed, beside=beside) == ["Failed at step pay: Bad", ""]
+    retrying = a_run(RunStatus.SLEEPING, due_at=soon(5), attempts=1, error=replace(error, kind="body"))
+    assert "8812" not in " ".join(sentences(retrying, beside=beside))
+    step = a_step("pay", "retrying", error=error)
+    assert "8812" not in " ".join(sentences(replace(retrying, error=None), step, beside=beside))
+    lost = replace(failed, error=replace(error, message="worker lost", kind="lost"))
+    assert sentences(lost, beside=beside)[1] == "worker lost"
+
+
+def test_action_that_helps_most_goes_with_the_sentence() -> None:
+    def action(run: Run, *steps: Step, workers: tuple[Worker, ...] = (a_worker(),)) -> str:
+        return why(run, steps, around(*workers, known={"send_invoice": [(1, 2)]})).action
+
+    assert action(a_run()) == ""
+    assert action(a_run(), workers=()) == "workers"
+    assert action(a_run(workflow="gone")) == "cancel"
+    assert action(a_run(RunStatus.RUNNING, worker="w1", due_at=soon(9)), a_step()) == ""
+    assert action(a_run(RunStatus.RUNNING, worker="w2", due_at=soon(9)), a_step()) == "release"
+    assert action(a_run(RunStatus.SLEEPING, due_at=soon(9))) == "wake"
+    assert action(a_run(RunStatus.SLEEPING, due_at=ago(90))) == "workers"
+    assert action(a_run(RunStatus.SLEEPING, due_at=soon(9)), a_step("a", "retrying")) == "wake"
+    assert action(a_run(RunStatus.WAITING, due_at=None), a_step("$wait:a", "waiting", kind="wait")) == "deliver"
+    assert action(a_run(RunStatus.WAITING, due_at=None), a_step("$receive:a", "waiting", kind="receive")) == "send"
+    assert action(a_run(RunStatus.FAILED, error=RunError("E", ""))) == "retry"
+    assert action(a_run(RunStatus.CANCELLED)) == "retry"
+    assert action(a_run(RunStatus.COMPLETED)) == "start"
 
 
 def test_wait_without_a_limit_says_so() -> None:
@@ -417,9 +547,15 @@ def test_failed_run_names_step_and_error() -> None:
         ),
         (
             RunError("NonDeterminismError", "call 2 was 'a' and is now 'b'", kind="nondeterminism"),
-            ["Failed: the code no longer makes the calls that were recorded.", "call 2 was 'a' and is now 'b'"],
+            [
+                "Failed: the code no longer makes the calls that were recorded.",
+                "call 2 was 'a' and is now 'b'. Once the code makes them again, a retry goes on from there.",
+            ],
         ),
-        (RunError("SetupError", "no code", kind="version"), ["Failed: SetupError: no code", ""]),
+        (
+            RunError("SetupError", "no code", kind="version"),
+            ["Failed: no code takes up version 2 any more.", "no code"],
+        ),
         (None, ["Failed; no error was stored.", ""]),
     ],
     ids=["body", "lost", "nondeterminism", "version", "none"],
@@ -467,6 +603,7 @@ def test_completed_run_says_how_long_it_took_and_is_kept() -> None:
 def test_cancelled_run_says_since_when() -> None:
     assert line(a_run(RunStatus.CANCELLED)) == "cancelled 5 s ago"
     assert sentences(a_run(RunStatus.CANCELLED)) == ["Cancelled, 5 s ago.", ""]
+    assert sentences(a_run(RunStatus.CANCELLED), extra=Beside(cancelled_by="ana"))[0] == "Cancelled by ana, 5 s ago."
     assert sentences(a_run(RunStatus.CANCELLED, started_at=None))[0] == "Cancelled before it began, 5 s ago."
 
 

@@ -9,6 +9,7 @@ from .connection import reading
 from .events import list_events
 from .registry import count_unfinished
 from .registry import recent_versions
+from .health import oldest_due
 from .rows import instant
 from .run import count_ahead
 from .run import count_steps
@@ -23,11 +24,14 @@ from .runs import count_newer
 from .runs import count_runs
 from .runs import list_runs
 from .runs import workflow_names
+from .step_pages import read_step_page
+from .step_pages import StepPage
 from .workers import live_workers
 from .workers import WORKER_SILENCE
 
 __all__ = [
     "COUNT_CAP",
+    "StepPage",
     "WORKER_SILENCE",
     "count_ahead",
     "count_newer",
@@ -39,11 +43,13 @@ __all__ = [
     "list_events",
     "list_runs",
     "live_workers",
+    "oldest_due",
     "read_details",
     "read_heads",
     "read_open_steps",
     "read_run",
     "read_step_error",
+    "read_step_page",
     "read_steps",
     "reading",
     "recent_versions",

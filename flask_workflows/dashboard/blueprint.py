@@ -56,7 +56,8 @@ def _add_routes(blueprint: Blueprint, site: Site, routes: Iterable[Route]) -> No
             _guarded(site, route),
             methods=route.methods,
             strict_slashes=False,
-            provide_automatic_options=not route.harmless,
+            # The JSON routes answer OPTIONS themselves; where null, Flask does.
+            provide_automatic_options=False if route.api else None,
         )
 
 

@@ -20,6 +20,7 @@ from ..visit import Visit
 from .inputs import ANYTHING
 from .inputs import Given
 from .inputs import Input
+from .inputs import LABEL
 from .operation import api_get
 from .operation import Operation
 from .operation import WORKSPACE_HEADER
@@ -35,7 +36,7 @@ _PARAMETERS: Mapping[str, Any] = {
         "name": WORKSPACE_HEADER,
         "in": "header",
         "description": "Limits the request to one workspace.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        "schema": LABEL.schema,
     },
     "Token": {
         "name": HEADER,
@@ -127,9 +128,9 @@ def _responses(route: Route, operation: Operation) -> Mapping[str, Any]:
         errors[400] += ["invalid_json", "invalid_body"]
         errors |= {413: ["too_large"], 415: ["unsupported_media_type"]}
     errors[404] = ["workspace_not_found"]
-    for status, codes in operation.errors.items():
+    for status, own in operation.errors.items():
         known = errors.setdefault(status, [])
-        known += [code for code in codes if code not in known]
+        known += [code for code in own if code not in known]
 
     responses = {status: _response(_words(status), name) for status, name in operation.answers.items()}
     for status, codes in sorted(errors.items()):

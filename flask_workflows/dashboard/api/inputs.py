@@ -180,7 +180,9 @@ def read_query(args: MultiDict[str, str], declared: Iterable[Input]) -> Given:
             raise Problem("invalid_query", f"There is no parameter {name[:100]!r} here. {_list('There is', known)}")
         if len(args.getlist(name)) > 1:
             raise Problem(f"invalid_{name}", f"The parameter {name} is given more than once.")
-    return {name: _read(item, item.kind.from_text(args[name]) if name in args else None) for name, item in known.items()}
+    return {
+        name: _read(item, item.kind.from_text(args[name]) if name in args else None) for name, item in known.items()
+    }
 
 
 def read_body(text: str, declared: Iterable[Input]) -> Given:

@@ -12,6 +12,8 @@ from flask.typing import ResponseReturnValue
 from werkzeug.http import parse_options_header
 from werkzeug.wrappers import Request
 
+from ...errors import InvalidName
+from ...names import check_label
 from ..access import Permission
 from ..answers import problem
 from ..routes import Route
@@ -85,8 +87,16 @@ def _confine(visit: Visit) -> None:
 
 def enter(visit: Visit, workspace: str) -> None:
     """Limit the visit to one workspace. Raises `Problem` where it lies outside the visitor's scope."""
-    if not workspace or not visit.confine(workspace):
+    if not _is_label(workspace) or not visit.confine(workspace):
         raise Problem("workspace_not_found", f"There is no workspace {workspace[:100]!r}.", 404)
+
+
+def _is_label(text: str) -> bool:
+    try:
+        check_label(text, "workspace")
+    except InvalidName:
+        return False
+    return True
 
 
 def _decoded(header: str) -> str:

@@ -14,40 +14,38 @@ from werkzeug.wrappers import Response
 from ..answers import problem
 from ..answers import text_of
 from ..routes import Route
+from ..routes import View
 from ..visit import Visit
 
-METHODS = frozenset(
-    "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT QUERY PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK SEARCH "
-    "LINK UNLINK PURGE REPORT".split()
-)
+_ORDINARY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY")
+_OF_OTHERS = ("COPY", "LINK", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "PURGE", "REPORT", "SEARCH", "UNLOCK")
+METHODS = frozenset({*_ORDINARY, *_OF_OTHERS})
 
 _CODES = {"Request Entity Too Large": "too_large", "Internal Server Error": "server_error"}
 
 
 def outside(routes: Iterable[Route]) -> Iterator[Route]:
-    """The routes for what no other route answers. They change nothing, so they ask for nothing."""
+    """The routes for what no other answers: other methods of their paths, other paths. They ask for nothing."""
     taken: dict[str, set[str]] = {}
     for route in routes:
         taken.setdefault(route.rule, set()).update(route.methods)
     for number, (rule, methods) in enumerate(taken.items()):
-        allowed = _allowed(methods)
-        left = METHODS.difference(allowed)
-        yield _answering(rule, f"wrong_method_{number}", left, _wrong_method(", ".join(sorted(allowed))))
+        answered = methods | ({"HEAD"} if "GET" in methods else set())
+        allowed = ", ".join(sorted({*answered, "OPTIONS"}))
+        yield _answering(rule, f"wrong_method_{number}", METHODS - answered, _wrong_method(allowed))
     for number, rule in enumerate(("/", "/<path:rest>")):
         yield _answering(rule, f"nowhere_{number}", METHODS, _nowhere)
 
 
-def _allowed(methods: set[str]) -> set[str]:
-    return methods | {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+def _answering(rule: str, endpoint: str, methods: Iterable[str], view: View) -> Route:
+    return Route(rule, endpoint, None, view, tuple(sorted(methods)), api=True, harmless=True)
 
 
-def _answering(rule: str, endpoint: str, methods: Iterable[str], view: object) -> Route:
-    return Route(rule, endpoint, None, view, tuple(sorted(methods)), api=True, harmless=True)  # type: ignore[arg-type]
-
-
-def _wrong_method(allowed: str) -> object:
+def _wrong_method(allowed: str) -> View:
     def wrong_method(visit: Visit, **values: str) -> ResponseReturnValue:
-        message = f"{visit.request.method} is not for this path; {allowed} is."
+        if visit.request.method == "OPTIONS":
+            return Response(status=204, headers={"Allow": allowed})
+        message = f"{visit.request.method[:50]} is not for this path. Allowed: {allowed}."
         return problem("method_not_allowed", message, 405, Allow=allowed)
 
     return wrong_method

@@ -31,6 +31,7 @@ def runs(visit: Visit, given: Given) -> ResponseReturnValue:
         enter(visit, given["workspace"])
     query = RunQuery(
         workflow=given["workflow"],
+        workspace=_one_workspace(visit),
         status=given["status"],
         queue=given["queue"],
         key=given["key"],
@@ -51,6 +52,14 @@ def runs(visit: Visit, given: Given) -> ResponseReturnValue:
     )
 
 
+def _one_workspace(visit: Visit) -> str | None:
+    if visit.scope is None:
+        return None
+    if len(visit.scope) != 1:
+        raise Problem("invalid_workspace", "You may see several workspaces. Name one in the header X-Workspace.")
+    return visit.scope[0]
+
+
 def run(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
     found = find(visit, run_id)
     if not isinstance(found, Run):
@@ -64,7 +73,7 @@ def run(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
     if whole is None:
         return visit.no_run(run_id)
     if page is None:
-        raise Problem("invalid_steps_after", f"The run has no step {given['steps_after']!r}.")
+        raise Problem("workflow_step_not_found", f"The run has no step {given['steps_after']!r}.", 404)
     return answer(
         {
             **run_shape(visit, whole),
@@ -89,16 +98,17 @@ _LIST = Operation(
         inputs.LIMIT,
         Input("cursor", inputs.CURSOR, "`older` or `newer` of an answer."),
     ),
-    errors={404: ("workspace_not_found",)},
 )
 _ONE = Operation(
     "One run with its steps",
     {200: "RunWithSteps"},
     query=(
-        Input("steps_after", inputs.LABEL, "The key of a step: go on after it, as the last answer's `steps_after` says."),
+        Input(
+            "steps_after", inputs.LABEL, "The key of a step: go on after it, as the last answer's `steps_after` says."
+        ),
         Input("steps_limit", inputs.whole_number(1, STEPS), "How many steps at most.", default=STEPS),
     ),
-    errors={404: ("workflow_run_not_found", "workspace_not_found")},
+    errors={404: ("workflow_run_not_found", "workflow_step_not_found")},
 )
 
 ROUTES = (

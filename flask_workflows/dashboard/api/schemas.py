@@ -43,7 +43,7 @@ _WHOLE: Schema = {"type": "integer"}
 _FLAG: Schema = {"type": "boolean"}
 _INSTANT: Schema = {"type": "string", "format": "date-time"}
 _VALUE: Schema = {
-    "description": "A JSON value, what looks like a secret replaced by `[hidden: …]`; `{\"undecodable\": …}` where "
+    "description": 'A JSON value, what looks like a secret replaced by `[hidden: …]`; `{"undecodable": …}` where '
     "what is stored is no JSON. Left out for whoever may not `view_payload`."
 }
 _STATUS = _said(_TEXT, f"One of {', '.join(RunStatus)}; a newer version may know more.")
@@ -105,6 +105,7 @@ _RUN_FIELDS: Mapping[str, Schema] = {
     "max_attempts": _WHOLE,
     "cancelling": _said(_FLAG, "Cancelling was asked for, and its worker has not stopped it yet."),
     "error": _or_null(reference("RunError")),
+    "cause": _said(_or_null(_TEXT), "The same for failures of one kind."),
     "wake_at": _said(_or_null(_INSTANT), "When it wakes or its wait times out."),
     "created_at": _INSTANT,
     "started_at": _or_null(_INSTANT),
@@ -119,6 +120,7 @@ _PAGE: Mapping[str, Schema] = {
 }
 
 SCHEMAS: Mapping[str, Schema] = {
+    "Document": {"type": "object", "description": "An OpenAPI document."},
     "Error": _object(
         "Why a request was not answered as it was meant to be.",
         code=_said(_TEXT, "For programs."),
@@ -176,7 +178,9 @@ SCHEMAS: Mapping[str, Schema] = {
         started_at=_INSTANT,
         seen_at=_INSTANT,
     ),
-    "Served": _object("The versions of a workflow that a worker can run.", name=_TEXT, min_version=_WHOLE, version=_WHOLE),
+    "Served": _object(
+        "The versions of a workflow that a worker can run.", name=_TEXT, min_version=_WHOLE, version=_WHOLE
+    ),
     "Workers": _object("Those that said lately that they are there.", workers=_list(reference("Worker"))),
     "Token": _object(
         "For clients that send cookies: what a request that changes something must bring.",
@@ -186,7 +190,9 @@ SCHEMAS: Mapping[str, Schema] = {
     ),
     "Health": _object(
         "Whether runs can be read and executed.",
-        status=_said({"type": "string", "enum": ["ok", "failing"]}, "`ok` where the database answers and has its tables."),
+        status=_said(
+            {"type": "string", "enum": ["ok", "failing"]}, "`ok` where the database answers and has its tables."
+        ),
         database={"type": "string", "enum": ["ok", "failing"]},
         schema=_said({"type": ["string", "null"], "enum": ["ok", "failing", None]}, "Null where nobody could look."),
         message=_said(_or_null(_TEXT), "What is wrong."),

@@ -15,7 +15,6 @@ from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
 from ...runs import Step
-from ...runs import Undecodable
 from ...runs import Worker
 from ..access import Permission
 from ..visit import Visit
@@ -39,6 +38,7 @@ def run_in_list(run: Run) -> Shape:
         "max_attempts": run.max_attempts,
         "cancelling": run.cancelling,
         "error": _error(run.error),
+        "cause": run.cause,
         "wake_at": instant(run.due_at) if run.status in _SUSPENDED else None,
         "created_at": instant(run.created_at),
         "started_at": instant(run.started_at),
@@ -127,12 +127,7 @@ def workflow_shape(workflow: Workflow[Any, Any], default_queue: str) -> Shape:
         "queue": workflow.queue or default_queue,
         "description": workflow.description,
         "parameters": [
-            {
-                "name": name,
-                "type": codec.name,
-                "json_types": sorted(codec.kinds),
-                "required": name in fields.required,
-            }
+            {"name": name, "type": codec.name, "json_types": sorted(codec.kinds), "required": name in fields.required}
             for name, codec in fields.codecs.items()
         ],
     }

@@ -31,8 +31,8 @@ from .workers import WORKER_SILENCE
 
 __all__ = [
     "COUNT_CAP",
-    "StepPage",
     "WORKER_SILENCE",
+    "StepPage",
     "count_ahead",
     "count_newer",
     "count_runs",

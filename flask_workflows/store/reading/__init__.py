@@ -7,9 +7,9 @@ payloads.
 from .connection import database_now
 from .connection import reading
 from .events import list_events
+from .health import oldest_due
 from .registry import count_unfinished
 from .registry import recent_versions
-from .health import oldest_due
 from .rows import instant
 from .run import count_ahead
 from .run import count_steps

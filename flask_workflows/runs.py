@@ -314,7 +314,8 @@ class RunQuery:
 
     workflow: str | None = None
     status: RunStatus | None = None
-    workspace: str | None = None
+    #: One, or several of which any will do.
+    workspace: str | tuple[str, ...] | None = None
     key: str | None = None
     queue: str | None = None
     created_after: datetime | None = None
@@ -326,6 +327,8 @@ class RunQuery:
         if self.status is not None:
             # A plain "failed" will do.
             object.__setattr__(self, "status", RunStatus(self.status))
+        if self.workspace is not None and not isinstance(self.workspace, str):
+            object.__setattr__(self, "workspace", tuple(sorted(set(self.workspace))))
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: a page holds one run or more")
         for name in ("created_after", "created_before"):

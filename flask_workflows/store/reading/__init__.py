@@ -8,6 +8,7 @@ from .connection import database_now
 from .connection import reading
 from .events import list_events
 from .health import oldest_due
+from .plans import workspace_names
 from .registry import count_unfinished
 from .registry import recent_versions
 from .rows import instant
@@ -23,6 +24,7 @@ from .runs import COUNT_CAP
 from .runs import count_newer
 from .runs import count_runs
 from .runs import list_runs
+from .runs import selected_ids
 from .runs import workflow_names
 from .step_pages import read_step_page
 from .step_pages import StepPage
@@ -53,5 +55,7 @@ __all__ = [
     "read_steps",
     "reading",
     "recent_versions",
+    "selected_ids",
     "workflow_names",
+    "workspace_names",
 ]

@@ -430,3 +430,50 @@ class Head:
     @property
     def whole(self) -> bool:
         return len(self.text) >= self.length
+
+
+@dataclass(frozen=True, slots=True)
+class WouldWake:
+    """Which runs an event would wake now, by the open waits it would end."""
+
+    #: The first of them.
+    run_ids: tuple[str, ...]
+    count: Count
+    #: Other open waits for that name, whose values differ.
+    others: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Something a person did: an action is "cancel", "retry", "wake", "move", "release", "start", "send", "deliver"…"""
+
+    id: str
+    at: datetime
+    #: Empty where nobody knows.
+    actor: str
+    action: str
+    #: The run it was done to, where it was one; it may be pruned by now.
+    run_id: str | None
+    #: Empty for what belongs to none.
+    workspace: str
+    #: The workflow, event, message or other thing, by name.
+    target: str
+    #: The run's status before and after, "cancelling" among them; of a timer that was moved, its instants.
+    before: str | None
+    after: str | None
+    reason: str
+    request_id: str | None
+    address: str | None
+    #: The run that did it for the actor, one of many.
+    operation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Some entries, newest first, and the cursors of the pages beside it; null where there is none."""
+
+    entries: tuple[AuditEntry, ...]
+    older: str | None = None
+    newer: str | None = None
+    #: How many entries were looked at when looking was cut short; `older` goes on from there.
+    searched: int | None = None

@@ -4,6 +4,7 @@ Nothing here writes. Every query is served by an index at any size, or bounded a
 payloads.
 """
 
+from .audit import list_audit
 from .connection import database_now
 from .connection import reading
 from .events import list_events
@@ -28,6 +29,8 @@ from .runs import selected_ids
 from .runs import workflow_names
 from .step_pages import read_step_page
 from .step_pages import StepPage
+from .waking import waits_for
+from .workers import find_worker
 from .workers import live_workers
 from .workers import WORKER_SILENCE
 
@@ -41,7 +44,9 @@ __all__ = [
     "count_steps",
     "count_unfinished",
     "database_now",
+    "find_worker",
     "instant",
+    "list_audit",
     "list_events",
     "list_runs",
     "live_workers",
@@ -56,6 +61,7 @@ __all__ = [
     "reading",
     "recent_versions",
     "selected_ids",
+    "waits_for",
     "workflow_names",
     "workspace_names",
 ]

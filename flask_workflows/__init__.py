@@ -1,6 +1,5 @@
 """Durable workflows on your Flask app's own database."""
 
-from .audit import By
 from .context import current_run
 from .context import WorkflowContext
 from .errors import InlineNeedsCommit
@@ -15,7 +14,6 @@ from .errors import RunFailed
 from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
-from .errors import RunNotLost
 from .errors import RunNotSleeping
 from .errors import SessionBusy
 from .errors import StepFailed
@@ -45,7 +43,6 @@ from .signals import run_failed
 from .signals import step_failed
 
 __all__ = [
-    "By",
     "EmittedEvent",
     "Event",
     "EventMatch",
@@ -68,7 +65,6 @@ __all__ = [
     "RunFinished",
     "RunNotFailed",
     "RunNotFound",
-    "RunNotLost",
     "RunNotSleeping",
     "RunQuery",
     "RunStatus",

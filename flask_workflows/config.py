@@ -77,6 +77,8 @@ class WorkflowsConfig:
 
     `url_prefix` ("/workflows"): where the pages and the JSON routes stand; "/" for the root.
 
+    `env_name` (none): what the pages call this deployment, such as "staging", so that nobody mistakes one for another.
+
     `dashboard` (true): serve the pages.
 
     `dashboard_read_only` (false): let nobody change anything through the pages and the JSON routes.
@@ -112,6 +114,7 @@ class WorkflowsConfig:
     imports: tuple[str, ...] = ()
     queue: str = "default"
     url_prefix: str = "/workflows"
+    env_name: str | None = None
     dashboard: bool = True
     dashboard_read_only: bool = False
     audit_address: bool = False
@@ -282,6 +285,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "imports": _modules,
     "queue": _queue,
     "url_prefix": _url_prefix,
+    "env_name": _optional_text,
     "dashboard": _flag,
     "dashboard_read_only": _flag,
     "audit_address": _flag,

@@ -13,7 +13,6 @@ from typing import Generic
 from typing import TypeVar
 
 from . import service
-from .audit import By
 from .context import outside_steps
 from .context import PROGRESS
 from .context import WorkflowContext
@@ -24,10 +23,13 @@ from .errors import RunCancelled
 from .errors import RunFailed
 from .errors import WaitTimeout
 from .events import Progress
+from .names import check_label
 from .runs import Run
 from .runs import RunStatus
 from .runtime import Runtime
+from .store import NewEvent
 from .values import loads
+from .values import value_codec
 from .values import ValueCodec
 
 R = TypeVar("R")
@@ -84,7 +86,9 @@ class Handle(Generic[R]):
 
         In a workflow's body it is a recorded call. Raises `RunFinished` where nobody would read it.
         """
-        event = service.new_message(self._runtime, self.id, name, payload)
+        limit = self._runtime.config.max_payload_bytes
+        text = value_codec(noun="payload").dump(payload, where=f"message {name!r}", max_bytes=limit)
+        event = NewEvent(check_label(name, "message name"), "", text, run_id=self.id)
         running = outside_steps()
         if running is not None:
             running.emit_event(event)
@@ -101,13 +105,13 @@ class Handle(Generic[R]):
         text = self._runtime.events.read_state(self.id, key)
         return None if text is None else loads(text)
 
-    def cancel(self, *, by: By | None = None) -> Run:
+    def cancel(self) -> Run:
         """As `Workflows.cancel`."""
-        return service.cancel(self._runtime, self.id, by=by)
+        return service.cancel(self._runtime, self.id)
 
-    def retry(self, *, by: By | None = None) -> Run:
+    def retry(self) -> Run:
         """As `Workflows.retry`."""
-        return service.retry(self._runtime, self.id, by=by)
+        return service.retry(self._runtime, self.id)
 
     def _result_of(self, run: Run) -> R:
         if run.status is RunStatus.CANCELLED:

@@ -36,6 +36,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "imports": (),
         "queue": "default",
         "url_prefix": "/workflows",
+        "env_name": None,
         "dashboard": True,
         "dashboard_read_only": False,
         "audit_address": False,

@@ -73,6 +73,10 @@ class Viewer:
         ticks = Markup("") if form == "at" else Markup(' data-tick="{}"').format(form)
         return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(machine, exact, ticks, words)
 
+    def clock(self, at: datetime) -> str:
+        """The same as plain text, for where no element may stand."""
+        return say(at, "at", now=self.now or at, zone=self.zone)
+
     def text(self, text: Text) -> Markup:
         """Parts of a text, marked up."""
         return Markup("").join(self._part(part) for part in text)

@@ -16,7 +16,6 @@ from typing import Any
 from typing import TypeVar
 
 import sqlalchemy as sa
-from flask import current_app
 from flask import make_response
 from flask import redirect
 from flask import request
@@ -37,7 +36,7 @@ from . import access
 from . import csrf
 from . import status
 from .access import Permission
-from .answers import problem
+from .bar import bar_of
 from .presentation import Assets
 from .presentation import Presentation
 from .presentation import Viewer
@@ -63,6 +62,8 @@ class Link:
     endpoint: str
     section: str
     permission: Permission = Permission.VIEW
+    #: What a number beside it is of.
+    counted: str = ""
 
 
 class Kept:
@@ -142,13 +143,6 @@ class Visit:
     def sees(self, workspace: str) -> bool:
         """Whether a workspace lies in the visitor's scope."""
         return self.scope is None or workspace in self.scope
-
-    def confine(self, workspace: str) -> bool:
-        """Limit what is seen to one workspace; false where it lies outside the visitor's scope."""
-        if not self.sees(workspace):
-            return False
-        self.scope = (workspace,)
-        return True
 
     def refusal(self, permission: Permission, run: Run | None = None) -> ResponseReturnValue | None:
         """What to answer a visitor who may not do this; null for one who may."""
@@ -232,7 +226,8 @@ class Visit:
         `values` is what the live part shows, as `page` in the templates: unchanged, a look at it is answered 204.
         `poll` is the query string that such a look is made with; `interval` the seconds between two.
         """
-        seen = token((values, poll))
+        bar = bar_of(self, now)
+        seen = token((values, poll, bar.notice))
         if self.request.headers.get(SEEN_HEADER) == seen:
             return "", 204
         partial = self.request.headers.get("HX-Request") == "true"
@@ -249,8 +244,12 @@ class Visit:
             live=self.request.args.get("live") != "0",
             partial=partial,
             status=line,
+            bar=bar,
             **more,
         )
+        if partial:
+            # Stands outside the part that is swapped.
+            text += self._render("_notice.html", now, bar=bar, partial=True)
         response = make_response(text, status_code)
         if line:
             status.clear(response)
@@ -259,8 +258,10 @@ class Visit:
     def message(self, template: str, status_code: int, *, code: str, words: str, **values: Any) -> ResponseReturnValue:
         """A page that says one thing; on a JSON route its code and words alone."""
         if self.api:
-            return problem(code, words, status_code)
-        return self._render(template, None, section="", status="", words=words, **values), status_code
+            return {"code": code, "message": words}, status_code
+        bar = bar_of(self, None)
+        text = self._render(template, None, section="", status="", words=words, bar=bar, partial=False, **values)
+        return text, status_code
 
     def done(self, text: str, endpoint: str, **values: Any) -> ResponseReturnValue:
         """After an action: lead to a page (303), which says this once."""
@@ -277,15 +278,14 @@ class Visit:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
         try:
             self.runtime.check_schema()
-        except SchemaError as found:
-            return self.message("schema.html", 503, code="schema", words=self.without_address(found))
+        except SchemaError as problem:
+            # Where the database is, is none of the page's business.
+            words = str(problem).replace(f"the database {self.runtime.engine.url!s}", "the database")
+            return self.message("schema.html", 503, code="schema", words=words)
         raise error
 
-    def without_address(self, error: SchemaError) -> str:
-        """What is wrong with the tables. Where the database is, is none of the visitor's business."""
-        return str(error).replace(f"the database {self.runtime.engine.url!s}", "the database")
-
     def _render(self, template: str, now: datetime | None, **values: Any) -> str:
+        env_name = self.runtime.config.env_name
         return self.site.presentation.render(
             template,
             Viewer.of(self.request, now),
@@ -296,6 +296,7 @@ class Visit:
             token_field=csrf.FIELD,
             can_act=csrf.can_act(),
             read_only=self.read_only,
-            open_by_debug=self.runtime.hooks.authorize is None and current_app.debug,
+            env_name=env_name,
+            title_prefix=f"{env_name} · " if env_name else "",
             **values,
         )

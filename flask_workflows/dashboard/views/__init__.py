@@ -6,11 +6,12 @@ from ..routes import Route
 from ..visit import Link
 from . import actions
 from . import assets
+from . import now
 from . import registry
 from . import run
 from . import runs
 
 #: In the order of the bar at the top.
-LINKS = (Link("Runs", ".runs", "runs"), Link("Registry", ".registry", "registry"))
+LINKS = (Link("Now", ".index", "now"), Link("Runs", ".runs", "runs"), Link("Registry", ".registry", "registry"))
 
-ROUTES: tuple[Route, ...] = (*assets.ROUTES, *runs.ROUTES, *run.ROUTES, *actions.ROUTES, *registry.ROUTES)
+ROUTES: tuple[Route, ...] = (*assets.ROUTES, *now.ROUTES, *runs.ROUTES, *run.ROUTES, *actions.ROUTES, *registry.ROUTES)

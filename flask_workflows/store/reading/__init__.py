@@ -4,12 +4,20 @@ Nothing here writes. Every query is served by an index at any size, or bounded a
 payloads.
 """
 
-from .audit import list_audit
 from .connection import database_now
 from .connection import reading
 from .events import list_events
-from .health import oldest_due
-from .plans import workspace_names
+from .overview import count_created
+from .overview import count_live
+from .overview import count_unknown
+from .overview import ended_by_quarter
+from .overview import list_coming
+from .overview import list_failed
+from .overview import list_lost
+from .overview import list_overdue
+from .overview import read_due
+from .overview import read_running
+from .overview import read_signs
 from .registry import count_unfinished
 from .registry import recent_versions
 from .rows import instant
@@ -25,43 +33,41 @@ from .runs import COUNT_CAP
 from .runs import count_newer
 from .runs import count_runs
 from .runs import list_runs
-from .runs import selected_ids
 from .runs import workflow_names
-from .step_pages import read_step_page
-from .step_pages import StepPage
-from .waking import waits_for
-from .workers import find_worker
 from .workers import live_workers
 from .workers import WORKER_SILENCE
 
 __all__ = [
     "COUNT_CAP",
     "WORKER_SILENCE",
-    "StepPage",
     "count_ahead",
+    "count_created",
+    "count_live",
     "count_newer",
     "count_runs",
     "count_steps",
     "count_unfinished",
+    "count_unknown",
     "database_now",
-    "find_worker",
+    "ended_by_quarter",
     "instant",
-    "list_audit",
+    "list_coming",
     "list_events",
+    "list_failed",
+    "list_lost",
+    "list_overdue",
     "list_runs",
     "live_workers",
-    "oldest_due",
     "read_details",
+    "read_due",
     "read_heads",
     "read_open_steps",
     "read_run",
+    "read_running",
+    "read_signs",
     "read_step_error",
-    "read_step_page",
     "read_steps",
     "reading",
     "recent_versions",
-    "selected_ids",
-    "waits_for",
     "workflow_names",
-    "workspace_names",
 ]

@@ -1,5 +1,6 @@
 """Durable workflows on your Flask app's own database."""
 
+from .audit import By
 from .context import current_run
 from .context import WorkflowContext
 from .errors import InlineNeedsCommit
@@ -14,6 +15,7 @@ from .errors import RunFailed
 from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
+from .errors import RunNotLost
 from .errors import RunNotSleeping
 from .errors import SessionBusy
 from .errors import StepFailed
@@ -43,6 +45,7 @@ from .signals import run_failed
 from .signals import step_failed
 
 __all__ = [
+    "By",
     "EmittedEvent",
     "Event",
     "EventMatch",
@@ -65,6 +68,7 @@ __all__ = [
     "RunFinished",
     "RunNotFailed",
     "RunNotFound",
+    "RunNotLost",
     "RunNotSleeping",
     "RunQuery",
     "RunStatus",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ from flask.cli import ScriptInfo
 
 from flask_workflows import phrases
 from flask_workflows import revisions
+from flask_workflows import service
 from flask_workflows import terminal
+from flask_workflows.audit import By
 from flask_workflows.durations import from_ms
 from flask_workflows.errors import InvalidName
 from flask_workflows.errors import KeyBusy
@@ -33,6 +38,7 @@ from flask_workflows.errors import RunChanged
 from flask_workflows.errors import RunFinished
 from flask_workflows.errors import RunNotFailed
 from flask_workflows.errors import RunNotFound
+from flask_workflows.errors import RunNotLost
 from flask_workflows.errors import RunNotSleeping
 from flask_workflows.errors import SchemaError
 from flask_workflows.errors import SetupError
@@ -76,7 +82,9 @@ def _refusal(error: WorkflowsError) -> _Refused:
     match error:
         case RunNotFound() | NotRegistered() | UnregisteredEvent():
             return _NotFound(line)
-        case RunFinished() | RunNotFailed() | RunNotSleeping() | RunChanged() | KeyTaken() | KeyBusy():
+        case RunFinished() | RunNotFailed() | RunNotSleeping() | RunNotLost():
+            return _Conflict(line)
+        case RunChanged() | KeyTaken() | KeyBusy():
             return _Conflict(line)
         case _:
             return _Refused(line)
@@ -135,6 +143,17 @@ def _label(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
 
 
 _run_id = click.argument("run_id", metavar="ID", callback=_label)
+_reason = click.option("--reason", default="", help="Why, for the audit.")
+
+
+def _by(reason: str) -> By:
+    """Who acts on the command line, and why."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # In a container the user may have no name.
+        user = str(os.getuid())
+    return By(f"cli:{user}@{socket.gethostname()}", reason=reason)
 
 
 # Executing ---------------------------------------------------------------------------------
@@ -311,6 +330,13 @@ def _read_input(ctx: click.Context, parameter: click.Parameter, value: str) -> s
     return value
 
 
+def _json(text: str, option: str) -> Any:
+    try:
+        return loads(text)
+    except UndecodableValue as error:
+        raise click.BadParameter(f"it is {error}", param_hint=option) from error
+
+
 def _read_delay(ctx: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
     if value is None:
         return None
@@ -334,18 +360,18 @@ def _read_delay(ctx: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--key", callback=_label, help="While an unfinished run has the key, start no other.")
 @click.option("--workspace", callback=_label, help="The workspace the run belongs to.")
 @click.option("--delay", callback=_read_delay, help="Begin later: in seconds, or 10m, 12h, 7d.")
-def start(name: str, text: str, key: str | None, workspace: str | None, delay: timedelta | None) -> None:
+@_reason
+def start(name: str, text: str, key: str | None, workspace: str | None, delay: timedelta | None, reason: str) -> None:
     """Start a run of the workflow NAME and print its id."""
-    workflow = _importing_runtime().registry.latest(name)
+    runtime = _importing_runtime()
+    input = _json(text, "'--input'")
     try:
-        args, kwargs = workflow.codec.load_call(text)
-    except UndecodableValue as error:
+        run_id, created = service.start(runtime, name, input, key=key, workspace=workspace, delay=delay, by=_by(reason))
+    except (UndecodableValue, ValueRefused) as error:
         raise click.BadParameter(str(error), param_hint="'--input'") from error
 
-    options = workflow.using(key=key, workspace=workspace, delay=delay)
-    handle = options.spawn(*args, **kwargs)
-    click.echo(handle.id)
-    if not handle.created:
+    click.echo(run_id)
+    if not created:
         click.echo(f"already started with the key {key!r}, and not finished", err=True)
 
 
@@ -363,16 +389,15 @@ def start(name: str, text: str, key: str | None, workspace: str | None, delay: t
 @click.option(
     "--delivery-id", callback=_label, help="Your own id; an event with it that is stored already is the same."
 )
-def emit(name: str, text: str, workspace: str | None, delivery_id: str | None) -> None:
+@_reason
+def emit(name: str, text: str, workspace: str | None, delivery_id: str | None, reason: str) -> None:
     """Emit the event NAME, committed at once."""
-    workflows = _importing_runtime().workflows
+    runtime = _importing_runtime()
+    payload = _json(text, "'--payload'")
     try:
-        payload = loads(text)
-    except UndecodableValue as error:
-        raise click.BadParameter(str(error), param_hint="'--payload'") from error
-
-    try:
-        created = workflows.deliver(name, payload, workspace=workspace, delivery_id=delivery_id)
+        _, created = service.deliver(
+            runtime, name, payload, workspace=workspace, delivery_id=delivery_id, by=_by(reason)
+        )
     except ValueRefused as error:
         raise click.BadParameter(str(error), param_hint="'--payload'") from error
     click.echo("emitted" if created else f"already there with the delivery id {delivery_id!r}")
@@ -380,23 +405,47 @@ def emit(name: str, text: str, workspace: str | None, delivery_id: str | None) -
 
 @workflows_group.command()
 @_run_id
-def cancel(run_id: str) -> None:
+@_reason
+def cancel(run_id: str, reason: str) -> None:
     """Cancel a run, at once or before its next step."""
-    _print_run(current_runtime().workflows.cancel(run_id))
+    _print_run(service.cancel(current_runtime(), run_id, by=_by(reason)))
 
 
 @workflows_group.command()
 @_run_id
-def retry(run_id: str) -> None:
+@_reason
+def retry(run_id: str, reason: str) -> None:
     """Run a failed or cancelled run again from where it stopped."""
-    _print_run(_importing_runtime().workflows.retry(run_id))
+    _print_run(service.retry(_importing_runtime(), run_id, by=_by(reason)))
+
+
+def _read_instant(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        instant = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no time; write 2026-12-24T09:00Z") from None
+    if instant.tzinfo is None:
+        raise click.BadParameter(f"{value!r} has no time zone; write {value}Z for UTC, or an offset such as +01:00")
+    return instant
 
 
 @workflows_group.command()
 @_run_id
-def wake(run_id: str) -> None:
-    """End a run's sleep now."""
-    _print_run(_importing_runtime().workflows.wake(run_id))
+@click.option("--at", callback=_read_instant, metavar="TIME", help="Then instead of now, such as 2026-12-24T09:00Z.")
+@_reason
+def wake(run_id: str, at: datetime | None, reason: str) -> None:
+    """End a run's sleep now, or at another time."""
+    _print_run(service.wake(_importing_runtime(), run_id, at=at, by=_by(reason)))
+
+
+@workflows_group.command()
+@_run_id
+@_reason
+def release(run_id: str, reason: str) -> None:
+    """Let another worker take over a run whose worker is lost."""
+    _print_run(service.release(_importing_runtime(), run_id, by=_by(reason)))
 
 
 def _print_run(run: Run) -> None:

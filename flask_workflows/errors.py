@@ -129,6 +129,10 @@ class RunNotSleeping(WorkflowsError):
     """Only a sleeping run can be woken."""
 
 
+class RunNotLost(WorkflowsError):
+    """Only a run whose worker is lost can be released."""
+
+
 class KeyTaken(WorkflowsError):
     """A newer unfinished run holds the key of the run to be retried."""
 

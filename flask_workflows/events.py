@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from .durations import from_ms
 from .errors import DuplicateDefinition
+from .errors import UndecodableValue
 from .errors import UnregisteredEvent
 from .errors import ValueRefused
 from .names import check_label
@@ -74,6 +75,17 @@ class EventType:
             except Exception as error:
                 raise ValueRefused(f"{self._where}: the payload is no {self.cls.__name__}: {error}") from error
         return self._codec.dump(payload, where=self._where, max_bytes=max_bytes)
+
+    def dump_plain(self, payload: Any, max_bytes: int) -> str:
+        """As `dump`, of plain JSON values as somebody typed them: they are read as stored ones are."""
+        text = value_codec(Any, noun="payload").dump(payload, where=self._where, max_bytes=max_bytes)
+        if self.cls is None:
+            return text
+        try:
+            value = self._codec.load(text)
+        except UndecodableValue as error:
+            raise ValueRefused(f"{self._where}: the payload is no {self.cls.__name__}: {error}") from error
+        return self._codec.dump(value, where=self._where, max_bytes=max_bytes)
 
     def _takes(self, payload: Mapping[str, Any]) -> bool:
         return self.cls is None or is_typeddict(self.cls) or isinstance(payload, self.cls)

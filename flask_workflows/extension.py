@@ -24,6 +24,7 @@ from flask import request_started
 
 from . import models
 from . import service
+from .audit import By
 from .cli import workflows_group
 from .config import WorkflowsConfig
 from .context import outside_steps
@@ -40,7 +41,6 @@ from .handle import Handle
 from .hooks import Hook
 from .hooks import Hooks
 from .names import check_label
-from .names import new_id
 from .registry import Registry
 from .retry import Retry
 from .runs import EmittedEvent
@@ -53,7 +53,6 @@ from .runtime import EXTENSION
 from .runtime import prepare_engine
 from .runtime import Recorder
 from .runtime import Runtime
-from .store import NewEvent
 from .store import NewRun
 from .worker import Worker
 
@@ -284,7 +283,7 @@ class Workflows:
         In a workflow's body it is a recorded call. Raises `UnregisteredEvent`.
         """
         runtime = current_runtime()
-        new = self._new_event(runtime, event, payload, workspace)
+        new = service.new_event(runtime, event, payload, workspace)
         running = outside_steps()
         if running is not None:
             running.emit_event(new)
@@ -296,21 +295,9 @@ class Workflows:
     ) -> bool:
         """As `emit`, committed at once: for webhooks. A repeated `delivery_id` is the same event; true if it is new."""
         runtime = current_runtime()
-        new = self._new_event(runtime, event, payload, workspace)
-        if delivery_id is not None:
-            new = new._replace(delivery_id=check_label(delivery_id, "delivery_id"))
+        new = service.new_event(runtime, event, payload, workspace, delivery_id)
         running = outside_steps()
-        if running is not None:
-            return running.emit_event(new)
-        runtime.sessions.refuse_if_busy("deliver()")
-        _, created = runtime.events.deliver(new)
-        runtime.announce()
-        return created
-
-    def _new_event(self, runtime: Runtime, event: Any, payload: Any, workspace: str | int | None) -> NewEvent:
-        kind, value = self.events.of(event, payload)
-        text = kind.dump(value, runtime.config.max_payload_bytes)
-        return NewEvent(kind.name, "" if workspace is None else check_label(as_text(workspace), "workspace"), text)
+        return running.emit_event(new) if running is not None else service.deliver_event(runtime, new)[1]
 
     # Starting ------------------------------------------------------------------------------
 
@@ -351,7 +338,7 @@ class Workflows:
         self, workflow: Workflow[Any, R], options: StartOptions, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Handle[R]:
         runtime = current_runtime()
-        new_run = self._new_run(runtime, workflow, options, args, kwargs)
+        new_run = service.new_run(runtime, workflow, options, args, kwargs)
         running = outside_steps()
         if running is not None:
             run_id, created = running.start_run(new_run)
@@ -364,11 +351,9 @@ class Workflows:
         if outside_steps() is not None:
             return self._start_call(workflow, options, args, kwargs)
         runtime = current_runtime()
-        new_run = self._new_run(runtime, workflow, options, args, kwargs)
-        runtime.sessions.refuse_if_busy("spawn()")
-        holders = runtime.store.spawn([new_run])
-        runtime.started([] if holders else [new_run.id])
-        return self._handle(runtime, workflow, new_run, holders)
+        new_run = service.new_run(runtime, workflow, options, args, kwargs)
+        holder = service.spawn(runtime, workflow, new_run)
+        return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
 
     def _start_many(
         self, workflow: Workflow[Any, R], options: StartOptions, inputs: Iterable[Mapping[str, Any]]
@@ -377,39 +362,16 @@ class Workflows:
         running = outside_steps()
         if running is not None:
             return [self._start_call(workflow, options, (), dict(input)) for input in inputs]
-        new_runs = [self._new_run(runtime, workflow, options, (), dict(input)) for input in inputs]
+        new_runs = [service.new_run(runtime, workflow, options, (), dict(input)) for input in inputs]
         holders = runtime.sessions.start(new_runs) if new_runs else {}
         return [self._handle(runtime, workflow, new_run, holders) for new_run in new_runs]
-
-    def _new_run(
-        self,
-        runtime: Runtime,
-        workflow: Workflow[Any, Any],
-        options: StartOptions,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> NewRun:
-        config = runtime.config
-        return NewRun(
-            id=new_id(self.clock_ms()),
-            workflow=workflow.name,
-            version=workflow.version,
-            queue=workflow.queue or config.queue,
-            workspace=options.workspace,
-            key=options.key,
-            input=workflow.codec.dump_call(args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes),
-            max_attempts=config.max_attempts,
-            delay_ms=options.delay_ms,
-        )
 
     def _handle(
         self, runtime: Runtime, workflow: Workflow[Any, R], new_run: NewRun, holders: Mapping[str, str]
     ) -> Handle[R]:
         holder = holders.get(new_run.id, new_run.id)
-        handle: Handle[R] = Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
-        if self.recorder is not None:
-            self.recorder.recorded(new_run, handle, workflow)
-        return handle
+        runtime.recorded(new_run, holder, workflow)
+        return Handle(holder, holder == new_run.id, runtime, workflow.codec.result)
 
     # Looking after runs ------------------------------------------------------------------------
 
@@ -440,21 +402,34 @@ class Workflows:
         """The newest events and messages, matched or not, of one name or of all; they stay until they are pruned."""
         return service.emitted(current_runtime(), name, limit)
 
-    def cancel(self, run_id: str, *, epoch: int | None = None) -> Run:
-        """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`."""
-        return service.cancel(current_runtime(), run_id, epoch)
+    def cancel(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
+        """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`.
 
-    def retry(self, run_id: str, *, epoch: int | None = None) -> Run:
+        With `by` the action leaves a row in the audit, as the next three do.
+        """
+        return service.cancel(current_runtime(), run_id, epoch, by)
+
+    def retry(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
         """Run a failed or cancelled run again from where it stopped. Raises `RunNotFailed`, `KeyTaken` and others."""
-        return service.retry(current_runtime(), run_id, epoch)
+        return service.retry(current_runtime(), run_id, epoch, by)
 
-    def wake(self, run_id: str, *, epoch: int | None = None) -> Run:
-        """End a run's sleep now. Raises `RunNotSleeping`, `RunFinished`, `RunNotFound`, `RunChanged`."""
-        return service.wake(current_runtime(), run_id, epoch)
+    def wake(self, run_id: str, *, epoch: int | None = None, at: datetime | None = None, by: By | None = None) -> Run:
+        """End a run's sleep now, or `at` another instant.
 
-    def cancel_workspace(self, workspace: str | int) -> int:
+        Raises `RunNotSleeping`, `RunFinished`, `RunNotFound`, `RunChanged`.
+        """
+        return service.wake(current_runtime(), run_id, epoch, at, by)
+
+    def release(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
+        """Let another worker take a run over now, where the one that holds it is lost.
+
+        Raises `RunNotLost`, `RunNotFound`, `RunChanged`.
+        """
+        return service.release(current_runtime(), run_id, epoch, by)
+
+    def cancel_workspace(self, workspace: str | int, *, by: By | None = None) -> int:
         """Cancel every unfinished run of a workspace; answer how many."""
-        return service.cancel_workspace(current_runtime(), check_label(as_text(workspace), "workspace"))
+        return service.cancel_workspace(current_runtime(), check_label(as_text(workspace), "workspace"), by)
 
     def prune(self, older_than: timedelta | None = None, *, dry_run: bool = False) -> int:
         """Delete runs that finished longer ago; answer how many went, or would go."""

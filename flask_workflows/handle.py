@@ -13,6 +13,7 @@ from typing import Generic
 from typing import TypeVar
 
 from . import service
+from .audit import By
 from .context import outside_steps
 from .context import PROGRESS
 from .context import WorkflowContext
@@ -23,13 +24,10 @@ from .errors import RunCancelled
 from .errors import RunFailed
 from .errors import WaitTimeout
 from .events import Progress
-from .names import check_label
 from .runs import Run
 from .runs import RunStatus
 from .runtime import Runtime
-from .store import NewEvent
 from .values import loads
-from .values import value_codec
 from .values import ValueCodec
 
 R = TypeVar("R")
@@ -86,9 +84,7 @@ class Handle(Generic[R]):
 
         In a workflow's body it is a recorded call. Raises `RunFinished` where nobody would read it.
         """
-        limit = self._runtime.config.max_payload_bytes
-        text = value_codec(noun="payload").dump(payload, where=f"message {name!r}", max_bytes=limit)
-        event = NewEvent(check_label(name, "message name"), "", text, run_id=self.id)
+        event = service.new_message(self._runtime, self.id, name, payload)
         running = outside_steps()
         if running is not None:
             running.emit_event(event)
@@ -105,13 +101,13 @@ class Handle(Generic[R]):
         text = self._runtime.events.read_state(self.id, key)
         return None if text is None else loads(text)
 
-    def cancel(self) -> Run:
+    def cancel(self, *, by: By | None = None) -> Run:
         """As `Workflows.cancel`."""
-        return service.cancel(self._runtime, self.id)
+        return service.cancel(self._runtime, self.id, by=by)
 
-    def retry(self) -> Run:
+    def retry(self, *, by: By | None = None) -> Run:
         """As `Workflows.retry`."""
-        return service.retry(self._runtime, self.id)
+        return service.retry(self._runtime, self.id, by=by)
 
     def _result_of(self, run: Run) -> R:
         if run.status is RunStatus.CANCELLED:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
+from flask_workflows.hooks import Hook
 from flask_workflows.redaction import hides
 from flask_workflows.redaction import redact_error
 from flask_workflows.redaction import redact_text
@@ -36,26 +38,54 @@ def record(item: Run | Step | Attempt | RunError) -> dict[str, Any]:
     return {name: _plain(value) for name, value in values.items() if value is not NOT_LOADED}
 
 
-def _plain(value: Any) -> Any:
+def instant(at: datetime | None) -> str | None:
+    """An instant as in RFC 3339, in UTC, with milliseconds."""
+    return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def shown(value: Any, hides_too: Hook | None = None) -> Any:
+    """A decoded value as people may see it: what looks like a secret hidden, and nothing in it that JSON cannot hold.
+
+    `hides_too(path, value)` says what else to hide.
+    """
+    try:
+        return _shown(value, "$", hides_too)
+    except RecursionError:
+        return _shown(Undecodable("", "nested too deep"), "$", None)
+
+
+def _shown(value: Any, path: str, hides_too: Hook | None) -> Any:
+    if hides_too is not None and hides_too(path, value):
+        return "[hidden]"
     match value:
-        case datetime():
-            return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        case RunError() | Attempt():
-            return record(value)
         case Undecodable():
             return {"undecodable": value.reason}
         case dict():
-            return {key: _hidden(key, held) for key, held in value.items()}
+            return {key: _held(key, held, f"{path}.{key}", hides_too) for key, held in value.items()}
         case list() | tuple():
-            return [_plain(held) for held in value]
+            return [_shown(held, f"{path}[{place}]", hides_too) for place, held in enumerate(value)]
         case str():
             return redact_text(value)
+        case float() if not math.isfinite(value):
+            return {"undecodable": f"{value} is no JSON number"}
         case _:
             return value
 
 
-def _hidden(key: str, value: Any) -> Any:
+def _held(key: str, value: Any, path: str, hides_too: Hook | None) -> Any:
     word = hides(key)
     if word is None or value is None or isinstance(value, bool):
-        return _plain(value)
+        return _shown(value, path, hides_too)
     return f"[hidden: {word}]"
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return instant(value)
+        case RunError() | Attempt():
+            return record(value)
+        case tuple():
+            return [_plain(held) for held in value]
+        case _:
+            return shown(value)

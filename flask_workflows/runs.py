@@ -356,7 +356,8 @@ class RunQuery:
 
     workflow: str | None = None
     status: RunStatus | None = None
-    workspace: str | None = None
+    #: One, or several of which any will do.
+    workspace: str | tuple[str, ...] | None = None
     key: str | None = None
     queue: str | None = None
     created_after: datetime | None = None
@@ -368,6 +369,8 @@ class RunQuery:
         if self.status is not None:
             # A plain "failed" will do.
             object.__setattr__(self, "status", RunStatus(self.status))
+        if self.workspace is not None and not isinstance(self.workspace, str):
+            object.__setattr__(self, "workspace", tuple(sorted(set(self.workspace))))
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: a page holds one run or more")
         for name in ("created_after", "created_before"):
@@ -469,3 +472,50 @@ class Head:
     @property
     def whole(self) -> bool:
         return len(self.text) >= self.length
+
+
+@dataclass(frozen=True, slots=True)
+class WouldWake:
+    """Which runs an event would wake now, by the open waits it would end."""
+
+    #: The first of them.
+    run_ids: tuple[str, ...]
+    count: Count
+    #: Other open waits for that name, whose values differ.
+    others: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """Something a person did: an action is "cancel", "retry", "wake", "move", "release", "start", "send", "deliver"…"""
+
+    id: str
+    at: datetime
+    #: Empty where nobody knows.
+    actor: str
+    action: str
+    #: The run it was done to, where it was one; it may be pruned by now.
+    run_id: str | None
+    #: Empty for what belongs to none.
+    workspace: str
+    #: The workflow, event, message or other thing, by name.
+    target: str
+    #: The run's status before and after, "cancelling" among them; of a timer that was moved, its instants.
+    before: str | None
+    after: str | None
+    reason: str
+    request_id: str | None
+    address: str | None
+    #: The run that did it for the actor, one of many.
+    operation: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Some entries, newest first, and the cursors of the pages beside it; null where there is none."""
+
+    entries: tuple[AuditEntry, ...]
+    older: str | None = None
+    newer: str | None = None
+    #: How many entries were looked at when looking was cut short; `older` goes on from there.
+    searched: int | None = None

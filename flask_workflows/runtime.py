@@ -31,6 +31,7 @@ from .registry import Registry
 from .retry import Retry
 from .schema import check_schema
 from .sessions import Sessions
+from .store import Actions
 from .store import ClaimedRun
 from .store import NewRun
 from .store import Store
@@ -134,6 +135,10 @@ class Runtime:
         return Events(self.store)
 
     @cached_property
+    def actions(self) -> Actions:
+        return Actions(self.store, self.events)
+
+    @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.db, self.store, self.events, self.started, apart=self.apart, inline=lambda: self.inline)
 
@@ -147,7 +152,7 @@ class Runtime:
     def forget(self) -> None:
         """Be as a process that has just begun, on the same database."""
         self.store.close()
-        for made in ("store", "events", "sessions"):
+        for made in ("store", "events", "actions", "sessions"):
             self.__dict__.pop(made, None)
 
     def close(self) -> None:
@@ -179,6 +184,14 @@ class Runtime:
     def retry_of(self, step: Step[Any, Any]) -> Retry:
         """A step's policy, with the configured defaults."""
         return step.retry.filled(self.config.step_attempts, Retry.linear(self.config.step_backoff_secs))
+
+    def recorded(self, new_run: NewRun, holder: str, workflow: Workflow[Any, Any]) -> None:
+        """A run was started here, or `holder` has its key: tell the test that wants to know."""
+        if self.workflows.recorder is not None:
+            from .handle import Handle
+
+            handle: Handle[Any] = Handle(holder, holder == new_run.id, self, workflow.codec.result)
+            self.workflows.recorder.recorded(new_run, handle, workflow)
 
     # What happens once something was committed -------------------------------------------------
 

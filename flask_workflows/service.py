@@ -1,36 +1,58 @@
 """What a person may ask of runs, from Python, the command line or a page: each checked, each its own transaction.
 
-Where an `epoch` is given, the action is done only if the run is still as it was seen then.
+Where an `epoch` is given, the action is done only if the run is still as it was seen then. Where `by` says who acts,
+the action leaves a row in the audit, in its transaction; one that did nothing leaves none.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from datetime import timedelta
+from typing import Any
 
 from . import signals
+from .audit import By
+from .definition import as_text
+from .definition import StartOptions
+from .definition import Workflow
+from .durations import instant_ms
 from .durations import to_ms
 from .errors import KeyTaken
 from .errors import RunChanged
 from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
+from .errors import RunNotLost
 from .errors import RunNotSleeping
+from .names import check_label
 from .names import id_at
+from .names import new_id
 from .runs import EmittedEvent
 from .runs import Page
 from .runs import Run
 from .runs import RunDetails
 from .runs import RunQuery
 from .runs import RunStatus
+from .runs import WouldWake
 from .runtime import Runtime
+from .store import NewEvent
+from .store import NewRun
 from .store import StoredStep
+from .store.actions import Finished
+from .store.reading import find_worker
 from .store.reading import list_events
 from .store.reading import list_runs
 from .store.reading import read_details
 from .store.reading import read_run
 from .store.reading import reading
+from .store.reading import waits_for
+from .store.reading import WORKER_SILENCE
+from .values import loads
+from .values import value_codec
 
 PRUNE_BATCH = 500
 UNFINISHED = tuple(status for status in RunStatus if not status.finished)
@@ -66,7 +88,10 @@ def emitted(runtime: Runtime, name: str | None, limit: int) -> tuple[EmittedEven
         return list_events(connection, name, limit=limit)
 
 
-def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
+# Runs --------------------------------------------------------------------------------------
+
+
+def cancel(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
     """End a run; one that is executed now ends before its next step. Raises `RunFinished` if it has ended already."""
     run = get(runtime, run_id)
     if run.finished:
@@ -74,7 +99,7 @@ def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
             f"run {run_id} is {run.status} since {run.finished_at:%Y-%m-%d %H:%M:%S} UTC: nothing was done"
         )
     runtime.sessions.refuse_if_busy("cancel()")
-    if not runtime.store.cancel(run_id, epoch):
+    if not runtime.actions.cancel(run_id, epoch, by):
         after = get(runtime, run_id)
         if after.finished:
             raise RunFinished(f"run {run_id} became {after.status} just now: nothing was done")
@@ -85,16 +110,16 @@ def cancel(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     return after
 
 
-def cancel_workspace(runtime: Runtime, workspace: str) -> int:
+def cancel_workspace(runtime: Runtime, workspace: str, by: By | None = None) -> int:
     """Cancel every unfinished run of a workspace, as when it is deleted; answer how many."""
     cancelled = 0
-    while found := _cancel_those(runtime, workspace):
+    while found := _cancel_those(runtime, workspace, by):
         # Runs move on while others are cancelled: until none is left in any state.
         cancelled += found
     return cancelled
 
 
-def _cancel_those(runtime: Runtime, workspace: str) -> int:
+def _cancel_those(runtime: Runtime, workspace: str, by: By | None) -> int:
     cancelled = 0
     for status in UNFINISHED:
         cursor: str | None = None
@@ -104,7 +129,7 @@ def _cancel_those(runtime: Runtime, workspace: str) -> int:
                 if run.cancelling:
                     continue
                 with suppress(RunFinished, RunNotFound):
-                    cancel(runtime, run.id)
+                    cancel(runtime, run.id, by=by)
                     cancelled += 1
             cursor = found.older
             if cursor is None:
@@ -112,7 +137,7 @@ def _cancel_those(runtime: Runtime, workspace: str) -> int:
     return cancelled
 
 
-def retry(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
+def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
     """Make a failed or cancelled run due again, with fresh attempts for the calls that failed last.
 
     Raises `RunNotFailed` in any other state, and `KeyTaken` where a newer run holds its key.
@@ -125,7 +150,7 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     runtime.sessions.refuse_if_busy("retry()")
     forget = _to_forget(runtime.store.histories([run_id])[run_id])
     try:
-        done = runtime.store.retry(run_id, run.epoch, forget)
+        done = runtime.actions.retry(run_id, run.epoch, forget, by)
     except Exception as error:
         if not runtime.store.dialect.is_duplicate(error):
             raise
@@ -139,18 +164,218 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
     return get(runtime, run_id)
 
 
-def wake(runtime: Runtime, run_id: str, epoch: int | None = None) -> Run:
-    """End a run's sleep, or its wait for a retry, now. Raises `RunNotSleeping` in any other state."""
+def wake(
+    runtime: Runtime, run_id: str, epoch: int | None = None, at: datetime | None = None, by: By | None = None
+) -> Run:
+    """End a run's sleep, or its wait for a retry, now, or let it end `at` another instant.
+
+    Raises `RunNotSleeping` in any other state. An instant that is past means now.
+    """
+    until = None if at is None else instant_ms(at, what="at")
     run = get(runtime, run_id)
     if run.finished:
         raise RunFinished(f"run {run_id} is {run.status}: there is nothing to wake")
     if run.status is not RunStatus.SLEEPING:
         raise RunNotSleeping(f"run {run_id} is {run.status}: only a sleeping run can be woken")
     runtime.sessions.refuse_if_busy("wake()")
-    if not runtime.store.wake(run_id, epoch):
+    actions = runtime.actions
+    done = actions.wake(run_id, epoch, by) if until is None else actions.move(run_id, epoch, until, by)
+    if not done:
         raise _changed(run_id)
     runtime.announce()
     return get(runtime, run_id)
+
+
+def lost_after(runtime: Runtime) -> timedelta:
+    """A worker that was not seen for this long is lost: its lease, or three of its heartbeats where that is longer."""
+    return max(timedelta(seconds=runtime.config.lock_timeout_secs), WORKER_SILENCE)
+
+
+def release(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
+    """Let another worker take a run over at once, where the one that holds it is lost: stopped, unknown, or silent.
+
+    Raises `RunNotLost` of any other run. Should the worker be alive after all, it writes nothing more to the run.
+    """
+    run = get(runtime, run_id)
+    if run.finished or run.worker is None:
+        raise RunNotLost(f"run {run_id} is {run.status}: no worker holds it, so there is nothing to release")
+    runtime.sessions.refuse_if_busy("release()")
+    if not runtime.actions.release(run_id, epoch, to_ms(lost_after(runtime), what="the silence"), by):
+        after = get(runtime, run_id)
+        if (epoch is not None and after.epoch != epoch) or after.worker != run.worker:
+            raise _changed(run_id)
+        raise _not_lost(runtime, after)
+    runtime.announce()
+    return get(runtime, run_id)
+
+
+def _not_lost(runtime: Runtime, run: Run) -> RunNotLost:
+    with reading(runtime.engine) as connection:
+        worker = find_worker(connection, run.worker or "")
+    name, seen = ("a worker", "") if worker is None else (worker.name, f", seen {worker.seen_at:%H:%M:%S} UTC")
+    return RunNotLost(
+        f"run {run.id} is held by {name}{seen}: it is lost when it was not seen for "
+        f"{lost_after(runtime).total_seconds():g} s; cancel the run if it is to end"
+    )
+
+
+# Starting ----------------------------------------------------------------------------------
+
+
+def new_run(
+    runtime: Runtime,
+    workflow: Workflow[Any, Any],
+    options: StartOptions,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> NewRun:
+    """The row of a run to start. Raises `TypeError` and `ValueRefused` where the workflow takes no such arguments."""
+    config = runtime.config
+    return NewRun(
+        id=new_id(runtime.workflows.clock_ms()),
+        workflow=workflow.name,
+        version=workflow.version,
+        queue=workflow.queue or config.queue,
+        workspace=options.workspace,
+        key=options.key,
+        input=workflow.codec.dump_call(args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes),
+        max_attempts=config.max_attempts,
+        delay_ms=options.delay_ms,
+    )
+
+
+def spawn(runtime: Runtime, workflow: Workflow[Any, Any], run: NewRun, by: By | None = None) -> str:
+    """Start a run, committed at once; answer its id, or that of the unfinished run which holds its key."""
+    runtime.sessions.refuse_if_busy("spawn()")
+    holder = runtime.actions.start(run, by).get(run.id, run.id)
+    runtime.started([run.id] if holder == run.id else [])
+    runtime.recorded(run, holder, workflow)
+    return holder
+
+
+def start(
+    runtime: Runtime,
+    workflow: str,
+    input: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    workspace: str | int | None = None,
+    delay: timedelta | float | None = None,
+    by: By | None = None,
+) -> tuple[str, bool]:
+    """Start a run with JSON values by parameter name, as they are stored; answer its id, and whether it is new.
+
+    Where an unfinished run has the key, that is the one. Raises `NotRegistered`, `UndecodableValue` where the input
+    does not fit the workflow, and `ValueRefused` where it is too large.
+    """
+    known = runtime.registry.latest(workflow)
+    options = known.using(key=key, workspace=workspace, delay=delay).options
+    text = value_codec(noun="input").dump(input, where=known.where, max_bytes=runtime.config.max_payload_bytes)
+    args, kwargs = known.codec.load_call(text, where=known.where)
+    run = new_run(runtime, known, options, args, kwargs)
+    holder = spawn(runtime, known, run, by)
+    return holder, holder == run.id
+
+
+# Events and messages -----------------------------------------------------------------------
+
+
+def new_event(
+    runtime: Runtime,
+    event: Any,
+    payload: Any,
+    workspace: str | int | None,
+    delivery_id: str | None = None,
+    *,
+    plain: bool = False,
+) -> NewEvent:
+    """The row of an event; a `plain` payload is JSON values as typed. Raises `UnregisteredEvent`, `ValueRefused`."""
+    kind, value = runtime.workflows.events.of(event, payload)
+    dump = kind.dump_plain if plain else kind.dump
+    return NewEvent(
+        kind.name,
+        _workspace(workspace),
+        dump(value, runtime.config.max_payload_bytes),
+        delivery_id=None if delivery_id is None else check_label(delivery_id, "delivery_id"),
+    )
+
+
+def new_message(runtime: Runtime, run_id: str, name: str, payload: Any, delivery_id: str | None = None) -> NewEvent:
+    """The row of a message to a run."""
+    limit = runtime.config.max_payload_bytes
+    text = value_codec(noun="payload").dump(payload, where=f"message {name!r}", max_bytes=limit)
+    if delivery_id is not None:
+        # One id may be used for messages to several runs, and for an event of the same name.
+        told = f"{run_id}/{check_label(delivery_id, 'delivery_id')}"
+        delivery_id = f"message:{hashlib.sha256(told.encode()).hexdigest()}"
+    return NewEvent(check_label(name, "message name"), "", text, run_id, delivery_id)
+
+
+def deliver(
+    runtime: Runtime,
+    name: str,
+    payload: Any,
+    *,
+    workspace: str | int | None = None,
+    delivery_id: str | None = None,
+    by: By | None = None,
+) -> tuple[int, bool]:
+    """Emit an event with a payload of plain JSON values; answer its number, and whether it is new.
+
+    A repeated `delivery_id` is the same event. Raises `UnregisteredEvent`, `ValueRefused`.
+    """
+    return deliver_event(runtime, new_event(runtime, name, payload, workspace, delivery_id, plain=True), by)
+
+
+def deliver_event(runtime: Runtime, event: NewEvent, by: By | None = None) -> tuple[int, bool]:
+    """As `deliver`, of an event that was made."""
+    runtime.sessions.refuse_if_busy("deliver()")
+    seq, created = runtime.actions.deliver(event, by)
+    runtime.announce()
+    return seq, created
+
+
+def send(
+    runtime: Runtime, run_id: str, name: str, payload_json: str, *, delivery_id: str | None = None, by: By | None = None
+) -> bool:
+    """Send a message to a run; true if it is new, as one with the same `delivery_id` to the same run is not.
+
+    Raises `RunFinished` where nobody would read it, `RunNotFound`, and `UndecodableValue` for what is no JSON.
+    """
+    message = new_message(runtime, run_id, name, loads(payload_json), delivery_id)
+    runtime.sessions.refuse_if_busy("send()")
+    try:
+        created = runtime.actions.send(run_id, message, by)
+    except Finished as finished:
+        if not finished.known:
+            raise _unknown(run_id) from None
+        raise RunFinished(f"run {run_id} has finished: nobody would read the message") from None
+    runtime.announce()
+    return created
+
+
+def would_wake(
+    runtime: Runtime,
+    name: str,
+    payload: Any,
+    *,
+    workspace: str | int | None = None,
+    workspaces: tuple[str, ...] | None = None,
+) -> WouldWake:
+    """Which runs an event with this payload of plain JSON values would wake now; it is not emitted.
+
+    Only runs of `workspaces` are looked at, of all where that is null. Raises as `deliver` does.
+    """
+    event = new_event(runtime, name, payload, workspace, plain=True)
+    with reading(runtime.engine) as connection:
+        return waits_for(connection, event.name, loads(event.payload), event.workspace, workspaces)
+
+
+def _workspace(workspace: str | int | None) -> str:
+    return "" if workspace is None else check_label(as_text(workspace), "workspace")
+
+
+# Pruning -----------------------------------------------------------------------------------
 
 
 def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: bool = False) -> int:

@@ -179,6 +179,11 @@ class CallCodec:
         """What the caller gives."""
         return tuple(self._signature.parameters.values())
 
+    @property
+    def fields(self) -> Fields:
+        """Its parameters: a codec for each, and which must be given."""
+        return self._fields
+
     def dump_call(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str, max_bytes: int | None = None
     ) -> str:

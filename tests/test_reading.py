@@ -302,6 +302,15 @@ FILTERS: list[dict[str, Any]] = [
     {"queue": "mail", "workflow": "workflow-0"},
     {"workspace": "ws-1"},
     {"workspace": "", "status": RunStatus.FAILED},
+    {"workspace": ("ws-1", "ws-2")},
+    {"workspace": ("ws-1", "ws-2"), "status": RunStatus.COMPLETED},
+    {"workspace": ("ws-2",), "workflow": "workflow-2"},
+    {"workspace": ("ws-2",), "workflow": "workflow-2", "status": RunStatus.WAITING},
+    {"workspace": ("ws-2", "ws-9"), "queue": "mail"},
+    {"workspace": ("", "ws-1")},
+    {"workspace": ("",), "status": RunStatus.COMPLETED},
+    {"workspace": tuple(f"ws-{n}" for n in range(200))},
+    {"workspace": ()},
     {"key": "key-7"},
     {"created_after": NOW - timedelta(seconds=950)},
     {"created_before": NOW - timedelta(seconds=950)},
@@ -326,7 +335,7 @@ def expected(many: list[dict[str, Any]], filters: dict[str, Any]) -> list[str]:
                     if row["created_at"] >= value.timestamp() * 1000:
                         return False
                 case _:
-                    if row[name] != value:
+                    if row[name] not in (value if isinstance(value, tuple) else (value,)):
                         return False
         return True
 
@@ -430,9 +439,24 @@ def test_names_are_those_that_have_runs(shelf: Shelf) -> None:
         assert read.workflow_names(connection, limit=2) == ["workflow-0", "workflow-1"]
 
 
+def test_b110_names_are_those_of_the_workspaces(rows: Rows) -> None:
+    for workspace, workflow in (("ws-1", "ours"), ("ws-2", "too"), ("ws-3", "theirs"), ("", "nobodys")):
+        rows.run(workspace=workspace, workflow=workflow)
+
+    with read.reading(rows.engine) as connection:
+        assert read.workflow_names(connection, ("ws-1", "ws-2")) == ["ours", "too"]
+        assert read.workflow_names(connection, ("", "ws-1")) == ["nobodys", "ours"]
+        assert read.workflow_names(connection, ("ws-4",)) == []
+        assert read.workflow_names(connection, ()) == []
+        assert read.workspace_names(connection) == ["ws-1", "ws-2", "ws-3"]
+        assert read.workspace_names(connection, limit=2) == ["ws-1", "ws-2"]
+        assert read.workspace_names(connection, ("", "ws-1", "ws-3", "ws-4")) == ["ws-1", "ws-3"]
+        assert read.workspace_names(connection, ("",)) == read.workspace_names(connection, ()) == []
+
+
 def test_more_workflows_than_probes_are_listed_too(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, many = shelf
-    monkeypatch.setattr("flask_workflows.store.reading.runs._MANY_WORKFLOWS", 2)
+    monkeypatch.setattr("flask_workflows.store.reading.plans._MANY_WORKFLOWS", 2)
 
     page = page_of(rows, RunQuery(status=RunStatus.COMPLETED, limit=100))
 
@@ -526,11 +550,14 @@ def _fill(rows: Rows) -> None:
             "sleeping" if n < 500 else "failed" if n % 50 == 0 else "completed",
             ago=(SIZE - n) * 10,
             workflow=f"workflow-{n % 10}",
+            workspace=f"ws-{n % 100}" if n % 2 else "",
         )
         for n in range(SIZE)
     ]
     rows.insert(models.runs, made)
-    rows.insert(models.steps, [step_row(row["id"], "$sleep", 1, "sleeping") for row in made[:500]])
+    # What each sleeper has done before is what a plan without the index would read too.
+    done = [step_row(row["id"], f"load#{n}", n) for row in made[:500] for n in range(1, 31)]
+    rows.insert(models.steps, [*done, *(step_row(row["id"], "$sleep", 31, "sleeping") for row in made[:500])])
     if rows.engine.dialect.name == "postgresql":
         with rows.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
@@ -558,7 +585,16 @@ def plans(rows: Rows, work: Any) -> list[str]:
         ]
 
 
-@pytest.mark.parametrize("filters", [f for f in FILTERS if not {"queue", "workspace", "key"} & set(f)], ids=str)
+INDEXED = [
+    *(filters for filters in FILTERS if not {"queue", "workspace", "key"} & set(filters)),
+    {"workspace": "ws-1"},
+    {"workspace": ("ws-1", "ws-3", "ws-5")},
+    {"workspace": ("ws-1", "ws-3"), "status": RunStatus.COMPLETED},
+    {"workspace": ("ws-1", "ws-3"), "workflow": "workflow-1"},
+]
+
+
+@pytest.mark.parametrize("filters", INDEXED, ids=str)
 def test_every_list_and_count_is_served_by_an_index(large: Rows, filters: dict[str, Any]) -> None:
     query = RunQuery(**filters)
 

@@ -26,6 +26,7 @@ from flask_workflows import NotCommitted
 from flask_workflows import RunFailed
 from flask_workflows import RunNotFound
 from flask_workflows import RunStatus
+from flask_workflows import service
 from flask_workflows import SessionBusy
 from flask_workflows import ValueRefused
 from flask_workflows import WorkflowContext
@@ -540,7 +541,7 @@ def test_two_transactions_that_start_many_keys_in_opposite_order_do_not_deadlock
         with app.app_context():
             holders = runtime.sessions.start(
                 [
-                    declared._new_run(runtime, greeting, greeting.using(key=f"k{number}").options, ("Ann",), {})
+                    service.new_run(runtime, greeting, greeting.using(key=f"k{number}").options, ("Ann",), {})
                     for number in numbers
                 ]
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
@@ -14,6 +14,7 @@ from werkzeug.wrappers import Response
 
 from ..config import WorkflowsConfig
 from ..errors import ReadTimeout
+from . import api
 from . import views
 from .routes import Route
 from .routes import View
@@ -37,17 +38,27 @@ def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") 
     blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
     site = Site(views.LINKS)
     blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
-    for route in _routes(config):
-        blueprint.add_url_rule(
-            route.rule, route.endpoint, _guarded(site, route), methods=route.methods, strict_slashes=False
-        )
+    if config.dashboard:
+        _add_routes(blueprint, site, views.ROUTES)
+    if config.api:
+        nested = api.create_blueprint(__name__)
+        _add_routes(nested, site, api.ROUTES)
+        blueprint.register_blueprint(nested)
     blueprint.after_request(_with_headers)
     return blueprint
 
 
-def _routes(config: WorkflowsConfig) -> Iterator[Route]:
-    if config.dashboard:
-        yield from views.ROUTES
+def _add_routes(blueprint: Blueprint, site: Site, routes: Iterable[Route]) -> None:
+    for route in routes:
+        blueprint.add_url_rule(
+            route.rule,
+            route.endpoint,
+            _guarded(site, route),
+            methods=route.methods,
+            strict_slashes=False,
+            # The JSON routes answer OPTIONS themselves; where null, Flask does.
+            provide_automatic_options=False if route.api else None,
+        )
 
 
 def _guarded(site: Site, route: Route) -> View:

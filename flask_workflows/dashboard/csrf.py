@@ -20,7 +20,8 @@ from itsdangerous import URLSafeTimedSerializer
 FIELD = "workflows_token"
 HEADER = "X-Workflows-Token"
 _SALT = "flask_workflows.csrf"
-_SECONDS = 86_400
+#: For how long a token is good.
+SECONDS = 86_400
 
 
 def can_act() -> bool:
@@ -51,7 +52,7 @@ def problem(request: Request, visitor: str, *, api: bool) -> str | None:
     if not given:
         return f"It has no token: send the header {HEADER}." if api else "The form came without its token."
     try:
-        holder = _serializer().loads(given, max_age=_SECONDS)
+        holder = _serializer().loads(given, max_age=SECONDS)
     except BadData:
         return "Its token is not ours, or is older than a day. Load the page again."
     return None if holder == _holder(visitor) else "Its token was given to somebody else. Load the page again."

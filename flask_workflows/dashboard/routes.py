@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from typing import TYPE_CHECKING
 
 from flask.typing import ResponseReturnValue
 
 from .access import Permission
+
+if TYPE_CHECKING:
+    from .api.operation import Operation
 
 #: Takes the `Visit`, and what stands in the URL by name.
 View = Callable[..., ResponseReturnValue]
@@ -28,10 +32,14 @@ class Route:
     view: View
     methods: tuple[str, ...] = ("GET",)
     api: bool = False
+    #: It changes nothing whatever its method, so it asks for no proof of who sent the request.
+    harmless: bool = False
+    #: What a JSON route takes and gives.
+    operation: Operation | None = None
 
     @property
     def writes(self) -> bool:
-        return self.methods != ("GET",)
+        return self.methods != ("GET",) and not self.harmless
 
 
 def get(rule: str, endpoint: str, permission: Permission | None, view: View, **more: Any) -> Route:

@@ -36,6 +36,7 @@ from . import access
 from . import csrf
 from . import status
 from .access import Permission
+from .answers import problem
 from .bar import bar_of
 from .presentation import Assets
 from .presentation import Presentation
@@ -143,6 +144,13 @@ class Visit:
     def sees(self, workspace: str) -> bool:
         """Whether a workspace lies in the visitor's scope."""
         return self.scope is None or workspace in self.scope
+
+    def confine(self, workspace: str) -> bool:
+        """Limit what is seen to one workspace; false where it lies outside the visitor's scope."""
+        if not self.sees(workspace):
+            return False
+        self.scope = (workspace,)
+        return True
 
     def refusal(self, permission: Permission, run: Run | None = None) -> ResponseReturnValue | None:
         """What to answer a visitor who may not do this; null for one who may."""
@@ -258,7 +266,7 @@ class Visit:
     def message(self, template: str, status_code: int, *, code: str, words: str, **values: Any) -> ResponseReturnValue:
         """A page that says one thing; on a JSON route its code and words alone."""
         if self.api:
-            return {"code": code, "message": words}, status_code
+            return problem(code, words, status_code)
         bar = bar_of(self, None)
         text = self._render(template, None, section="", status="", words=words, bar=bar, partial=False, **values)
         return text, status_code
@@ -278,11 +286,13 @@ class Visit:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
         try:
             self.runtime.check_schema()
-        except SchemaError as problem:
-            # Where the database is, is none of the page's business.
-            words = str(problem).replace(f"the database {self.runtime.engine.url!s}", "the database")
-            return self.message("schema.html", 503, code="schema", words=words)
+        except SchemaError as found:
+            return self.message("schema.html", 503, code="schema", words=self.without_address(found))
         raise error
+
+    def without_address(self, error: SchemaError) -> str:
+        """What is wrong with the tables. Where the database is, is none of the visitor's business."""
+        return str(error).replace(f"the database {self.runtime.engine.url!s}", "the database")
 
     def _render(self, template: str, now: datetime | None, **values: Any) -> str:
         env_name = self.runtime.config.env_name

@@ -1,9 +1,10 @@
 """Every SQL statement of the package.
 
-`Store` has a verb for each thing that happens to a run; `reading` lists and counts for people. `postgresql` and
+`Store` has a verb for each thing that happens to a run, `Actions` for what people do to it; `reading` lists and counts for people. `postgresql` and
 `sqlite` hold what differs between databases, `statements` what does not.
 """
 
+from .actions import Actions
 from .rows import Change
 from .rows import ClaimedRun
 from .rows import NewEvent
@@ -18,6 +19,7 @@ from .store import Scope
 from .store import Store
 
 __all__ = [
+    "Actions",
     "Busy",
     "Change",
     "ClaimedRun",

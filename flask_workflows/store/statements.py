@@ -158,8 +158,10 @@ WHERE due_at <= {now} AND {scope} AND (losses > 0 OR worker IS NOT NULL)
 LIMIT 1
 """
 
+#: A run as an operator's action finds it; `Found` in `actions`.
 LOCK = """
-SELECT id FROM workflow_runs WHERE id = :run_id {lock}
+SELECT status, epoch, workflow, workspace, due_at, cancel_requested_at, finished_at FROM workflow_runs
+WHERE id = :run_id {lock}
 """
 
 #: Operator actions raise the epoch, save the mark on a running run, whose owner may still store its step.
@@ -171,14 +173,14 @@ WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pend
 """
 
 CANCEL_RUNNING = """
-UPDATE workflow_runs SET cancel_requested_at = coalesce(cancel_requested_at, {now}), updated_at = {now}
-WHERE id = :run_id AND finished_at IS NULL
+UPDATE workflow_runs SET cancel_requested_at = {now}, updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
 """
 
 RETRY_RUN = """
 UPDATE workflow_runs SET status = 'pending', epoch = epoch + 1, worker = NULL, attempts = 0, losses = 0,
-    error = NULL, output = NULL, cancel_requested_at = NULL, finished_at = NULL, due_at = {now}, live_key = "key",
+    error = NULL, output = NULL, cause = NULL, cancel_requested_at = NULL, finished_at = NULL, due_at = {now}, live_key = "key",
     updated_at = {now}
 WHERE id = :run_id AND status IN ('failed', 'cancelled')
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
@@ -188,14 +190,42 @@ FORGET_STEP = """
 DELETE FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 """
 
-WAKE_RUN = """
-UPDATE workflow_runs SET epoch = epoch + 1, due_at = {now}, updated_at = {now}
+_AT = "CASE WHEN CAST(:at AS bigint) > {now} THEN CAST(:at AS bigint) ELSE {now} END"
+
+WAKE_RUN = f"""
+UPDATE workflow_runs SET epoch = epoch + 1, due_at = {_AT}, updated_at = {{now}}
 WHERE id = :run_id AND status = 'sleeping' AND worker IS NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+RETURNING due_at
 """
 
-WAKE_STEPS = """
-UPDATE workflow_steps SET due_at = {now} WHERE run_id = :run_id AND status IN ('sleeping', 'retrying')
+#: With the timer itself moved, no replay sleeps on.
+WAKE_STEPS = f"""
+UPDATE workflow_steps SET due_at = {_AT} WHERE run_id = :run_id AND status IN ('sleeping', 'retrying')
+"""
+
+#: Of a worker that is gone. It stays named, so that whoever takes the run over counts the loss.
+RELEASE_RUN = """
+UPDATE workflow_runs SET epoch = epoch + 1, due_at = CASE WHEN due_at < {now} THEN due_at ELSE {now} END,
+    updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND worker IS NOT NULL
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+    AND NOT EXISTS (SELECT 1 FROM workflow_workers w WHERE w.id = workflow_runs.worker AND w.stopped_at IS NULL
+        AND w.seen_at >= {now} - CAST(:silent_ms AS bigint))
+"""
+
+INSERT_AUDIT = """
+INSERT INTO workflow_audit (id, at, actor, action, run_id, workspace, target, "before", "after", reason, request_id,
+    address, operation)
+VALUES (:id, {now}, :actor, :action, :run_id, :workspace, :target, :before, :after, :reason, :request_id, :address,
+    :operation)
+"""
+
+PRUNE_AUDIT = """
+DELETE FROM workflow_audit WHERE id IN (
+    SELECT id FROM workflow_audit WHERE id < :before AND at < CAST(:cutoff AS bigint)
+    ORDER BY id LIMIT CAST(:limit AS integer)
+)
 """
 
 PRUNE_PAGE = """

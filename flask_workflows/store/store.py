@@ -255,10 +255,21 @@ class Store:
                 return run.id
         raise KeyTaken(f"the key {run.key!r} of workflow {run.workflow!r} is taken by a run this transaction can't see")
 
-    def spawn(self, new_runs: Sequence[NewRun]) -> dict[str, str]:
-        """As `insert`, committed at once. Raises `KeyBusy` when a rival's uncommitted start is in the way for too long."""
+    def spawn(
+        self, new_runs: Sequence[NewRun], *, then: Callable[[Any, Mapping[str, str]], None] = lambda c, holders: None
+    ) -> dict[str, str]:
+        """As `insert`, committed at once, together with what `then` does.
+
+        Raises `KeyBusy` when a rival's uncommitted start is in the way for too long.
+        """
+
+        def operation(connection: Any) -> dict[str, str]:
+            holders = self.insert(connection, new_runs)
+            then(connection, holders)
+            return holders
+
         try:
-            return self.once(lambda c: self.insert(c, new_runs), together=True)
+            return self.once(operation, together=True)
         except Exception as error:
             if self.dialect.is_blocked(error):
                 raise key_busy(new_runs[0], error) from error
@@ -547,46 +558,7 @@ class Store:
 
         return self.once(operation, together=True)
 
-    # Operator actions ------------------------------------------------------------------------
-
-    def cancel(self, run_id: str, epoch: int | None) -> bool:
-        """End an idle run, or mark one being executed; false when neither applied."""
-
-        def operation(connection: Any) -> bool:
-            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
-            # Locked first: a run that suspended between the two statements would be marked, and wait on.
-            execute(self.dialect.sql(self.dialect.events(sql.LOCK)), params)
-            if execute(self.dialect.sql(sql.CANCEL_IDLE), params).rowcount:
-                execute(self.dialect.sql(sql.DROP_ALL_WAITS), params)
-                return True
-            return bool(execute(self.dialect.sql(sql.CANCEL_RUNNING), params).rowcount)
-
-        return self.once(operation, together=True)
-
-    def retry(self, run_id: str, epoch: int | None, forget: Sequence[str]) -> bool:
-        """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
-
-        def operation(connection: Any) -> bool:
-            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
-            if not execute(self.dialect.sql(sql.RETRY_RUN), params).rowcount:
-                return False
-            for key in forget:
-                execute(self.dialect.sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
-            return True
-
-        return self.once(operation, together=True)
-
-    def wake(self, run_id: str, epoch: int | None) -> bool:
-        """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
-
-        def operation(connection: Any) -> bool:
-            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
-            if not execute(self.dialect.sql(sql.WAKE_RUN), params).rowcount:
-                return False
-            execute(self.dialect.sql(sql.WAKE_STEPS), params)
-            return True
-
-        return self.once(operation, together=True)
+    # Pruning -------------------------------------------------------------------------------
 
     def prune_page(self, after: str, before: str, cutoff: int, limit: int) -> tuple[str | None, int]:
         """Delete the finished among the next `limit` runs by id, with their steps, in one short transaction.

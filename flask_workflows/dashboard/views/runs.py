@@ -36,7 +36,9 @@ WINDOWS = {
     "30d": ("Last 30 days", timedelta(days=30)),
 }
 LIMITS = (25, 50, 100)
-FILTERS = ("status", "workflow", "queue", "key", "time", "limit", "cursor")
+#: Workspaces the form offers to choose from.
+_OFFERED = 100
+FILTERS = ("status", "workflow", "queue", "workspace", "key", "time", "limit", "cursor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def runs(visit: Visit) -> ResponseReturnValue:
         now = visit.now(connection)
         workers = read.live_workers(connection, now)
     try:
-        filters = read_filters(visit.request.args, now)
+        filters = read_filters(visit, visit.request.args, now)
     except (FilterError, InvalidCursor) as error:
         return visit.message("refused.html", 422, code="invalid_filter", words=str(error))
 
@@ -75,6 +77,7 @@ def runs(visit: Visit) -> ResponseReturnValue:
         limits=LIMITS,
         names=_names(visit),
         queues=_queues(visit.runtime),
+        workspaces=_workspaces(visit),
     )
 
 
@@ -103,7 +106,7 @@ def _counts(visit: Visit, filters: Filters) -> Mapping[RunStatus, Count] | None:
         except ReadTimeout:
             return None
 
-    others = tuple((name, filters.args.get(name)) for name in ("workflow", "queue", "key", "time"))
+    others = tuple((name, filters.args.get(name)) for name in ("workflow", "queue", "workspace", "key", "time"))
     return visit.site.kept.get(("counts", visit.scope, others), count)
 
 
@@ -111,7 +114,7 @@ def _names(visit: Visit) -> list[str]:
     known = {workflow.name for workflow in visit.runtime.registry.workflows()}
     try:
         with visit.reading() as connection:
-            known.update(read.workflow_names(connection))
+            known.update(read.workflow_names(connection, visit.scope))
     except ReadTimeout:
         pass
     return sorted(known)
@@ -121,8 +124,20 @@ def _queues(runtime: Runtime) -> list[str]:
     return sorted({workflow.queue or runtime.config.queue for workflow in runtime.registry.workflows()})
 
 
-def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
-    """Read the list's query string. Raises `FilterError` and `InvalidCursor`."""
+def _workspaces(visit: Visit) -> list[str]:
+    """The workspaces to choose from, as far as the visitor may see them; none where there is no choice."""
+    try:
+        with visit.reading() as connection:
+            return read.workspace_names(connection, visit.scope, limit=_OFFERED)
+    except ReadTimeout:
+        return []
+
+
+def read_filters(visit: Visit, args: MultiDict[str, str], now: datetime) -> Filters:
+    """Read the list's query string, or a form that holds the same. Its query keeps within the visitor's scope.
+
+    Raises `FilterError` and `InvalidCursor`.
+    """
     given = back_to_list(args)
     if not all(map(is_storable, given.values())):
         raise FilterError("There is a character in it that no stored text has.")
@@ -143,6 +158,7 @@ def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
         status=None if status is None else RunStatus(status),
         key=given.get("key"),
         queue=given.get("queue"),
+        workspace=_within(visit.scope, given.get("workspace")),
         created_after=None if window is None else now - WINDOWS[window][1],
         limit=int(limit),
         cursor=given.get("cursor"),
@@ -150,6 +166,12 @@ def read_filters(args: MultiDict[str, str], now: datetime) -> Filters:
     if query.cursor is not None:
         Cursor.read(query.cursor)
     return Filters(query, given, until)
+
+
+def _within(scope: tuple[str, ...] | None, workspace: str | None) -> tuple[str, ...] | None:
+    if workspace is None:
+        return scope
+    return (workspace,) if scope is None or workspace in scope else ()
 
 
 def back_to_list(args: MultiDict[str, str]) -> dict[str, str]:

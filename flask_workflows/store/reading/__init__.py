@@ -4,9 +4,11 @@ Nothing here writes. Every query is served by an index at any size, or bounded a
 payloads.
 """
 
+from .audit import list_audit
 from .connection import database_now
 from .connection import reading
 from .events import list_events
+from .health import oldest_due
 from .overview import count_created
 from .overview import count_live
 from .overview import count_unknown
@@ -18,6 +20,7 @@ from .overview import list_overdue
 from .overview import read_due
 from .overview import read_running
 from .overview import read_signs
+from .plans import workspace_names
 from .registry import count_unfinished
 from .registry import recent_versions
 from .rows import instant
@@ -33,13 +36,19 @@ from .runs import COUNT_CAP
 from .runs import count_newer
 from .runs import count_runs
 from .runs import list_runs
+from .runs import selected_ids
 from .runs import workflow_names
+from .step_pages import read_step_page
+from .step_pages import StepPage
+from .waking import waits_for
+from .workers import find_worker
 from .workers import live_workers
 from .workers import WORKER_SILENCE
 
 __all__ = [
     "COUNT_CAP",
     "WORKER_SILENCE",
+    "StepPage",
     "count_ahead",
     "count_created",
     "count_live",
@@ -50,7 +59,9 @@ __all__ = [
     "count_unknown",
     "database_now",
     "ended_by_quarter",
+    "find_worker",
     "instant",
+    "list_audit",
     "list_coming",
     "list_events",
     "list_failed",
@@ -58,6 +69,7 @@ __all__ = [
     "list_overdue",
     "list_runs",
     "live_workers",
+    "oldest_due",
     "read_details",
     "read_due",
     "read_heads",
@@ -66,8 +78,12 @@ __all__ = [
     "read_running",
     "read_signs",
     "read_step_error",
+    "read_step_page",
     "read_steps",
     "reading",
     "recent_versions",
+    "selected_ids",
+    "waits_for",
     "workflow_names",
+    "workspace_names",
 ]

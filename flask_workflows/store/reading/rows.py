@@ -43,6 +43,7 @@ Conditions = tuple[sa.ColumnElement[bool], ...]
 
 # A partial index is used where its own condition stands in the query word for word: as literals, not parameters.
 REMARKABLE: sa.ColumnElement[bool] = runs.c.status != sa.literal("completed", literal_execute=True)
+OWNED: sa.ColumnElement[bool] = runs.c.workspace != sa.literal("", literal_execute=True)
 OPEN: sa.ColumnElement[bool] = steps.c.status.in_(
     sa.bindparam("open", ["running", "retrying", "sleeping", "waiting"], expanding=True, literal_execute=True)
 )

@@ -25,3 +25,9 @@ def live_workers(connection: sa.Connection, now: datetime) -> tuple[Worker, ...]
         .limit(1_000)
     )
     return tuple(worker_of(row) for row in connection.execute(query).mappings())
+
+
+def find_worker(connection: sa.Connection, worker_id: str) -> Worker | None:
+    """The worker of that id; null where it is unknown, as that of a `tick` is, or forgotten."""
+    row = connection.execute(sa.select(workers).where(workers.c.id == worker_id)).mappings().one_or_none()
+    return None if row is None else worker_of(row)

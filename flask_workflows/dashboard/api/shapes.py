@@ -1,0 +1,149 @@
+"""Runs, steps, events and workers as the JSON routes give them: secrets hidden, instants in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...definition import Workflow
+from ...records import instant
+from ...records import shown
+from ...redaction import redact_error
+from ...runs import Attempt
+from ...runs import decode
+from ...runs import Run
+from ...runs import RunError
+from ...runs import RunStatus
+from ...runs import Step
+from ...runs import Worker
+from ..access import Permission
+from ..visit import Visit
+
+Shape = dict[str, Any]
+
+_SUSPENDED = (RunStatus.SLEEPING, RunStatus.WAITING)
+
+
+def run_in_list(run: Run) -> Shape:
+    return {
+        "id": run.id,
+        "workflow": run.workflow,
+        "version": run.version,
+        "status": str(run.status),
+        "queue": run.queue,
+        "workspace_id": run.workspace or None,
+        "key": run.key,
+        "epoch": run.epoch,
+        "attempts": run.attempts,
+        "max_attempts": run.max_attempts,
+        "cancelling": run.cancelling,
+        "error": _error(run.error),
+        "cause": run.cause,
+        "wake_at": instant(run.due_at) if run.status in _SUSPENDED else None,
+        "created_at": instant(run.created_at),
+        "started_at": instant(run.started_at),
+        "updated_at": instant(run.updated_at),
+        "finished_at": instant(run.finished_at),
+    }
+
+
+def run_shape(visit: Visit, run: Run) -> Shape:
+    """A run that was read whole; its payloads only for whoever may see them."""
+    shape = {**run_in_list(run), "error": _error(run.error, traceback=True)}
+    if visit.may(Permission.VIEW_PAYLOAD, run):
+        shape |= _values(visit, run)
+    return shape
+
+
+def step_shape(visit: Visit, step: Step, waited: str | None, *, payloads: bool) -> Shape:
+    """A step; `waited` is what a wait waits for, as it is stored."""
+    shape = {
+        "key": step.key,
+        "kind": step.kind,
+        "status": step.status,
+        "attempts": step.attempts,
+        "error": _error(step.error),
+        "earlier": [_attempt(attempt) for attempt in step.earlier],
+        "wake_at": instant(step.due_at) if not step.finished else None,
+        "started_at": instant(step.started_at),
+        "finished_at": instant(step.finished_at),
+    }
+    if waited is not None:
+        shape |= _waited(visit, decode(waited), payloads=payloads)
+    return {**shape, **_values(visit, step)} if payloads else shape
+
+
+def _waited(visit: Visit, value: Any, *, payloads: bool) -> Shape:
+    """What a wait waits for. What is stored may be anything (R13)."""
+    described = list(_events(value))
+    shown_events = [{"event": name, **(_filter(visit, match) if payloads else {})} for name, match in described]
+    single = shown_events[0] if len(shown_events) == 1 else {"event": None, **({"filter": None} if payloads else {})}
+    return {**single, "events": shown_events}
+
+
+def _events(value: Any) -> Iterator[tuple[str, Any]]:
+    match value:
+        case {"message": str(name)}:
+            yield name, {}
+        case {"events": list(events)}:
+            for event in events:
+                match event:
+                    case {"name": str(name)}:
+                        yield name, event.get("match", {})
+
+
+def _filter(visit: Visit, match: Any) -> Shape:
+    fields = shown(match, visit.runtime.hooks.redact)
+    return {"filter": {"fields": fields if isinstance(fields, dict) else {}}}
+
+
+def _values(visit: Visit, item: Run | Step) -> Shape:
+    hides_too = visit.runtime.hooks.redact
+    return {name: shown(getattr(item, name), hides_too) for name in ("input", "output")}
+
+
+def _error(error: RunError | None, *, traceback: bool = False) -> Shape | None:
+    if error is None:
+        return None
+    hidden = redact_error(error)
+    shape = {"type": hidden.type, "message": hidden.message, "step": hidden.step, "kind": hidden.kind}
+    return {**shape, "traceback": hidden.traceback} if traceback else shape
+
+
+def _attempt(attempt: Attempt) -> Shape:
+    return {
+        "started_at": instant(attempt.started_at),
+        "finished_at": instant(attempt.finished_at),
+        "error": _error(attempt.error),
+    }
+
+
+def workflow_shape(workflow: Workflow[Any, Any], default_queue: str) -> Shape:
+    fields = workflow.codec.fields
+    return {
+        "name": workflow.name,
+        "version": workflow.version,
+        "min_version": workflow.min_version,
+        "queue": workflow.queue or default_queue,
+        "description": workflow.description,
+        "parameters": [
+            {"name": name, "type": codec.name, "json_types": sorted(codec.kinds), "required": name in fields.required}
+            for name, codec in fields.codecs.items()
+        ],
+    }
+
+
+def worker_shape(worker: Worker) -> Shape:
+    return {
+        "id": worker.id,
+        "name": worker.name,
+        "host": worker.host,
+        "pid": worker.pid,
+        "queues": None if worker.queues is None else list(worker.queues),
+        "workflows": [
+            {"name": name, "min_version": lowest, "version": highest} for name, lowest, highest in worker.workflows
+        ],
+        "concurrency": worker.concurrency,
+        "started_at": instant(worker.started_at),
+        "seen_at": instant(worker.seen_at),
+    }

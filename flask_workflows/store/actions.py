@@ -1,0 +1,254 @@
+"""What people do to runs, each in one transaction together with its row in the audit.
+
+An action locks the run's row first, so what it says of the run before and after is what was there. One that changes
+nothing leaves no row, and one of two with the same `epoch` changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import UTC
+from typing import Any
+from typing import NamedTuple
+
+from ..audit import By
+from ..durations import from_ms
+from ..names import new_id
+from . import statements as sql
+from .events import Events
+from .rows import NewEvent
+from .rows import NewRun
+from .store import Execute
+from .store import Store
+
+
+class Found(NamedTuple):
+    """A run as an action finds it."""
+
+    status: str
+    epoch: int
+    workflow: str
+    workspace: str
+    due_at: int | None
+    cancel_requested_at: int | None
+    finished_at: int | None
+
+
+class Finished(Exception):
+    """A message was for a run that has finished, or that there is none of: `known` says which."""
+
+    def __init__(self, known: bool) -> None:
+        self.known = known
+
+
+class Actions:
+    """What people do to the runs of one store."""
+
+    def __init__(self, store: Store, events: Events) -> None:
+        self._store = store
+        self._events = events
+
+    # To a run ------------------------------------------------------------------------------
+
+    def cancel(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
+        """End an idle run, or mark one being executed; false when neither applied."""
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            if execute(self._sql(sql.CANCEL_IDLE), params).rowcount:
+                execute(self._sql(sql.DROP_ALL_WAITS), params)
+                self._note(execute, by, "cancel", run_id, found, after="cancelled")
+                return True
+            if execute(self._sql(sql.CANCEL_RUNNING), params).rowcount:
+                self._note(execute, by, "cancel", run_id, found, after="cancelling")
+                return True
+            # Asked for already: it will be as it was to be.
+            return found.finished_at is None and found.cancel_requested_at is not None
+
+        return self._on_run(run_id, epoch, act)
+
+    def retry(self, run_id: str, epoch: int | None, forget: Sequence[str], by: By | None = None) -> bool:
+        """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            if not execute(self._sql(sql.RETRY_RUN), params).rowcount:
+                return False
+            for key in forget:
+                execute(self._sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
+            self._note(execute, by, "retry", run_id, found, after="pending")
+            return True
+
+        return self._on_run(run_id, epoch, act)
+
+    def wake(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
+        """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            if self._set_timer(execute, params, None) is None:
+                return False
+            self._note(execute, by, "wake", run_id, found, after="sleeping")
+            return True
+
+        return self._on_run(run_id, epoch, act)
+
+    def move(self, run_id: str, epoch: int | None, at: int, by: By | None = None) -> bool:
+        """Make a sleeping run, and the timer it sleeps on, due at an instant; at once if that is past.
+
+        False when it does not sleep.
+        """
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            moved = self._set_timer(execute, params, at)
+            if moved is None:
+                return False
+            self._note(execute, by, "move", run_id, found, before=_instant(found.due_at), after=_instant(moved))
+            return True
+
+        return self._on_run(run_id, epoch, act)
+
+    def _set_timer(self, execute: Execute, params: dict[str, Any], at: int | None) -> int | None:
+        """Answer when the run is due now; null when it does not sleep."""
+        params = {**params, "at": at}
+        row = execute(self._sql(sql.WAKE_RUN), params).fetchone()
+        if row is None:
+            return None
+        execute(self._sql(sql.WAKE_STEPS), params)
+        return int(row[0])
+
+    def release(self, run_id: str, epoch: int | None, silent_ms: int, by: By | None = None) -> bool:
+        """End the lease of a worker that stopped, is unknown, or was not seen for that long; false of any other.
+
+        The worker stays named in the row: the claim that takes the run over counts the loss, as of a lease that ended.
+        """
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            if not execute(self._sql(sql.RELEASE_RUN), {**params, "silent_ms": silent_ms}).rowcount:
+                return False
+            self._note(execute, by, "release", run_id, found, after=found.status)
+            return True
+
+        return self._on_run(run_id, epoch, act)
+
+    def _on_run(self, run_id: str, epoch: int | None, act: Callable[[Execute, Found, dict[str, Any]], bool]) -> bool:
+        """Lock the run and act on it; false where there is none, or it is not as it was seen."""
+
+        def operation(connection: Any) -> bool:
+            execute, params = self._store.execute_on(connection), self._store.params(run_id=run_id, epoch=epoch)
+            # Locked first: a run that suspended between two statements would be marked as cancelled, and wait on.
+            found = self._find(execute, run_id, sql.LOCK)
+            if found is None or (epoch is not None and found.epoch != epoch):
+                return False
+            return act(execute, found, params)
+
+        return self._store.once(operation, together=True)
+
+    def _find(self, execute: Execute, run_id: str, statement: str) -> Found | None:
+        row = execute(self._sql(statement), {"run_id": run_id}).fetchone()
+        return None if row is None else Found(*row)
+
+    # To what runs wait for, and to what begins ---------------------------------------------
+
+    def start(self, new_run: NewRun, by: By | None = None) -> dict[str, str]:
+        """As `Store.spawn`, for one run."""
+
+        def note(connection: Any, holders: Mapping[str, str]) -> None:
+            if not holders:
+                after = "sleeping" if new_run.delay_ms else "pending"
+                where = {"run_id": new_run.id, "workspace": new_run.workspace, "target": new_run.workflow}
+                self.note(self._store.execute_on(connection), by, "start", **where, after=after)
+
+        return self._store.spawn([new_run], then=note)
+
+    def deliver(self, event: NewEvent, by: By | None = None) -> tuple[int, bool]:
+        """Insert an event; answer its number, and whether it is new."""
+
+        def operation(connection: Any) -> tuple[int, bool]:
+            seq, created = self._events.insert(connection, event)
+            if created:
+                execute = self._store.execute_on(connection)
+                self.note(execute, by, "deliver", workspace=event.workspace, target=event.name)
+            return seq, created
+
+        return self._store.once(operation, together=True)
+
+    def send(self, run_id: str, message: NewEvent, by: By | None = None) -> bool:
+        """Insert a message to a run; whether it is new. Raises `Finished` where nobody would read it."""
+
+        def operation(connection: Any) -> bool:
+            _, created = self._events.insert(connection, message)
+            if not created:
+                return False
+            execute = self._store.execute_on(connection)
+            found = self._find(execute, run_id, sql.LOCK.replace("{lock}", ""))
+            if found is None or found.finished_at is not None:
+                raise Finished(found is not None)
+            where = {"run_id": run_id, "workspace": found.workspace, "target": message.name}
+            self.note(execute, by, "send", **where)
+            return True
+
+        return self._store.once(operation, together=True)
+
+    # Keeping an account of it --------------------------------------------------------------
+
+    def account(self, by: By, action: str, **values: str | None) -> None:
+        """Write a row for what changed nothing, such as having seen a secret; values as of `note`."""
+        self._store.once(lambda c: self.note(self._store.execute_on(c), by, action, **values), together=True)
+
+    def note(
+        self,
+        execute: Execute,
+        by: By | None,
+        action: str,
+        *,
+        run_id: str | None = None,
+        workspace: str | None = None,
+        target: str | None = None,
+        before: str | None = None,
+        after: str | None = None,
+    ) -> None:
+        """Write a row of the audit in the transaction of the action; none where nobody is named."""
+        if by is None:
+            return
+        params = self._store.params(
+            id=new_id(self._store.clock()),
+            actor=by.actor,
+            action=action,
+            run_id=run_id,
+            workspace=workspace or "",
+            target=target or "",
+            before=before,
+            after=after,
+            reason=by.reason,
+            request_id=by.request_id,
+            address=by.address,
+            operation=by.operation,
+        )
+        execute(self._sql(sql.INSERT_AUDIT), params)
+
+    def _note(
+        self,
+        execute: Execute,
+        by: By | None,
+        action: str,
+        run_id: str,
+        found: Found,
+        *,
+        before: str | None = None,
+        after: str | None = None,
+    ) -> None:
+        where = {"run_id": run_id, "workspace": found.workspace, "target": found.workflow}
+        self.note(execute, by, action, **where, before=before or found.status, after=after)
+
+    def prune(self, before: str, cutoff: int, limit: int) -> int:
+        """Delete up to `limit` rows of the audit written before an instant; answer how many went."""
+        params = {"before": before, "cutoff": cutoff, "limit": limit}
+        statement = self._sql(sql.PRUNE_AUDIT)
+        return int(self._store.once(lambda c: self._store.execute_on(c)(statement, params).rowcount))
+
+    def _sql(self, statement: str) -> str:
+        return self._store.dialect.sql(self._store.dialect.events(statement))
+
+
+def _instant(due_at: int | None) -> str | None:
+    return None if due_at is None else from_ms(due_at).astimezone(UTC).isoformat(timespec="milliseconds")

@@ -88,6 +88,9 @@ class WorkflowsConfig:
     `require_reason` (none): actions that are done only with a reason, such as `["cancel", "bulk"]`; of start, cancel,
     retry, wake, deliver, send, release and bulk.
 
+    `metrics_token` (none): what a scraper of `/metrics` sends as its bearer token. Without one, `/metrics` is for
+    visitors whom `authorize` lets `view`.
+
     `api` (true): serve the JSON routes.
 
     `store` ("database"): `"database"`, or `"memory"` for runs that are lost when the process ends.
@@ -119,11 +122,12 @@ class WorkflowsConfig:
     dashboard_read_only: bool = False
     audit_address: bool = False
     require_reason: tuple[str, ...] = ()
+    metrics_token: str | None = dataclasses.field(default=None, repr=False)
     api: bool = True
     store: Literal["database", "memory"] = "database"
     execution: Literal["worker", "inline"] = "worker"
     listen: bool = True
-    listen_url: str | None = None
+    listen_url: str | None = dataclasses.field(default=None, repr=False)
 
     @classmethod
     def from_app_config(cls, mapping: Mapping[str, Any]) -> Self:
@@ -270,6 +274,18 @@ def _optional_text(key: str, value: Any) -> str | None:
     return None if value is None else _text(key, value)
 
 
+def _secret(key: str, value: Any) -> str | None:
+    """A text that no message may quote."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        # The environment is read as JSON, so a token of digits comes as a number.
+        raise ConfigError(f"{key} is a {type(value).__name__}; write text, in the environment with quotes: '\"…\"'")
+    if not value.strip() or not value.isascii() or value != value.strip():
+        raise ConfigError(f"{key} is blank, has blanks around it, or letters beyond ASCII; write a token")
+    return value
+
+
 _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "poll_interval_ms": _whole_number,
     "concurrency": _whole_number,
@@ -290,6 +306,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "dashboard_read_only": _flag,
     "audit_address": _flag,
     "require_reason": _actions,
+    "metrics_token": _secret,
     "api": _flag,
     "store": _choice("database", "memory"),
     "execution": _choice("worker", "inline"),

@@ -38,6 +38,7 @@ def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") 
     blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
     site = Site(views.LINKS)
     blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
+    _add_routes(blueprint, site, views.FOR_MACHINES)
     if config.dashboard:
         _add_routes(blueprint, site, views.ROUTES)
     if config.api:

@@ -24,6 +24,7 @@ from flask.typing import ResponseReturnValue
 from werkzeug.wrappers import Response
 
 from ..audit import By
+from ..errors import DatabaseUnreachable
 from ..errors import SchemaError
 from ..explain import Surroundings
 from ..runs import Count
@@ -38,9 +39,11 @@ from . import status
 from .access import Permission
 from .answers import problem
 from .bar import bar_of
+from .health import Health
 from .presentation import Assets
 from .presentation import Presentation
 from .presentation import Viewer
+from .timings import Timings
 
 T = TypeVar("T")
 
@@ -100,6 +103,8 @@ class Site:
     presentation: Presentation = field(default_factory=Presentation)
     assets: Assets = field(default_factory=Assets)
     kept: Kept = field(default_factory=Kept)
+    timings: Timings = field(default_factory=Timings)
+    health: Health = field(default_factory=Health)
 
 
 class Visit:
@@ -193,7 +198,7 @@ class Visit:
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection whose statements may take `SECONDS`. Raises `ReadTimeout`."""
-        with read.reading(self.runtime.engine, seconds=SECONDS) as connection:
+        with self.site.timings.measured(), read.reading(self.runtime.engine, seconds=SECONDS) as connection:
             yield connection
 
     def now(self, connection: sa.Connection) -> datetime:
@@ -284,11 +289,21 @@ class Visit:
 
     def database_failed(self, error: sa.exc.DBAPIError) -> ResponseReturnValue:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
+        words = self.schema_problem()
+        if words is not None:
+            return self.message("schema.html", 503, code="schema", words=words)
+        raise error
+
+    def schema_problem(self) -> str | None:
+        """What is wrong with the tables, in words; null where nothing is."""
         try:
             self.runtime.check_schema()
-        except SchemaError as found:
-            return self.message("schema.html", 503, code="schema", words=self.without_address(found))
-        raise error
+        except DatabaseUnreachable:
+            # Where the database is, is none of the page's business, and drivers say it.
+            return "The database does not answer."
+        except SchemaError as error:
+            return self.without_address(error)
+        return None
 
     def without_address(self, error: SchemaError) -> str:
         """What is wrong with the tables. Where the database is, is none of the visitor's business."""

@@ -9,6 +9,10 @@ from .connection import database_now
 from .connection import reading
 from .events import list_events
 from .health import oldest_due
+from .metrics import measure_due
+from .metrics import measure_live
+from .metrics import measure_waits
+from .metrics import workers_seen
 from .overview import count_created
 from .overview import count_live
 from .overview import count_unknown
@@ -40,6 +44,10 @@ from .runs import selected_ids
 from .runs import workflow_names
 from .step_pages import read_step_page
 from .step_pages import StepPage
+from .system import count_rows
+from .system import due_queues
+from .system import history_revisions
+from .system import server_version
 from .waking import waits_for
 from .workers import find_worker
 from .workers import live_workers
@@ -53,13 +61,16 @@ __all__ = [
     "count_created",
     "count_live",
     "count_newer",
+    "count_rows",
     "count_runs",
     "count_steps",
     "count_unfinished",
     "count_unknown",
     "database_now",
+    "due_queues",
     "ended_by_quarter",
     "find_worker",
+    "history_revisions",
     "instant",
     "list_audit",
     "list_coming",
@@ -69,6 +80,9 @@ __all__ = [
     "list_overdue",
     "list_runs",
     "live_workers",
+    "measure_due",
+    "measure_live",
+    "measure_waits",
     "oldest_due",
     "read_details",
     "read_due",
@@ -83,7 +97,9 @@ __all__ = [
     "reading",
     "recent_versions",
     "selected_ids",
+    "server_version",
     "waits_for",
+    "workers_seen",
     "workflow_names",
     "workspace_names",
 ]

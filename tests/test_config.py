@@ -41,6 +41,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "dashboard_read_only": False,
         "audit_address": False,
         "require_reason": (),
+        "metrics_token": None,
         "api": True,
         "store": "database",
         "execution": "worker",

@@ -89,7 +89,7 @@ def test_wheel_carries_its_licence(wheel: zipfile.ZipFile, metadata: Message) ->
 def test_drivers_and_migrations_are_extras(metadata: Message) -> None:
     required = metadata.get_all("Requires-Dist", [])
 
-    assert metadata.get_all("Provides-Extra") == ["migrate", "postgresql"]
+    assert metadata.get_all("Provides-Extra") == ["metrics", "migrate", "postgresql"]
     assert sorted(line.split(">")[0] for line in required if "extra ==" not in line) == [
         "flask",
         "flask-sqlalchemy",

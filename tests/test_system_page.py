@@ -209,9 +209,7 @@ def test_health_is_told_to_anybody(make_app: apps.MakeApp, database_url: str) ->
 
 
 @pytest.mark.parametrize(("dashboard", "api"), [(False, True), (True, False)])
-def test_health_is_there_without_the_pages(
-    make_app: apps.MakeApp, sqlite_url: str, dashboard: bool, api: bool
-) -> None:
+def test_health_is_there_without_the_pages(make_app: apps.MakeApp, sqlite_url: str, dashboard: bool, api: bool) -> None:
     client = make_app(sqlite_url, WORKFLOWS_DASHBOARD=dashboard, WORKFLOWS_API=api).test_client()
 
     assert client.get("/workflows/healthz").status_code == 200

@@ -7,8 +7,8 @@ from ..routes import Route
 from ..visit import Link
 from . import actions
 from . import assets
-from . import now
 from . import health
+from . import now
 from . import registry
 from . import run
 from . import runs

@@ -82,6 +82,20 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database for several tests, which only read it."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('shared') / 'runs.sqlite3'}"
+        return
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = server.create_database()
+
+    yield server.url(name)
+
+    server.drop_database(name)
+
+
 @pytest.fixture
 def make_app() -> Iterator[apps.MakeApp]:
     """Make apps with their tables; afterwards no connection of theirs may be in use."""

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from flask import Flask
 
 from flask_workflows import models
+from flask_workflows.matching import fields_of
+from flask_workflows.matching import hash_of
 from flask_workflows.names import id_at
 from tests import apps
 
@@ -99,6 +101,40 @@ def worker_row(name: str = "web-1:4711", *, seen_ago: float = 1, **values: Any) 
     return {**row, **values}
 
 
+def wait_row(run: str, name: str, match: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+    """A run's wait for an event, at the call `$wait:<name>`; what it compares is in that call's input too."""
+    row = {
+        "run_id": run,
+        "key": f"$wait:{name}",
+        "number": 0,
+        "name": name,
+        "workspace": "",
+        "fields": fields_of(match),
+        "values_hash": hash_of(match),
+        "snapshot": None,
+        "after_seq": 0,
+        "since": None,
+        "checked": 1,
+    }
+    return {**row, **values}
+
+
+def event_row(name: str = "paid", *, ago: float = 60, **values: Any) -> dict[str, Any]:
+    """An event emitted so many seconds before NOW, which was looked at and woke nobody."""
+    row = {
+        "name": name,
+        "workspace": "",
+        "run_id": None,
+        "payload": '{"order": 7}',
+        "delivery_id": None,
+        "xact": None,
+        "emitted_at": NOW_MS - int(ago * 1000),
+        "matched_at": NOW_MS - int(ago * 1000) + 20,
+        "woke": 0,
+    }
+    return {**row, **values}
+
+
 def error_json(type: str = "KeyError", message: str = "'vat_id'", **values: Any) -> str:
     described = {"kind": "step", "type": type, "message": message, "traceback": None, "step": None}
     return json.dumps({**described, **values})
@@ -122,6 +158,21 @@ class Rows:
         row = worker_row(name, **values)
         self.insert(models.workers, [row])
         return str(row["id"])
+
+    def waiting(self, name: str, match: dict[str, Any] | None = None, *, workspace: str = "", **values: Any) -> str:
+        """A run that waits for an event of that name; answer its id."""
+        run = self.run("waiting", workspace=workspace, **{"due_at": None, **values})
+        described = {"name": name, **({"match": match} if match else {})}
+        input = json.dumps({"events": [described], "timeout_ms": None})
+        self.step(run, f"$wait:{name}", 1, "waiting", kind="wait", input=input)
+        self.insert(models.waits, [wait_row(run, name, match, workspace=workspace)])
+        return run
+
+    def event(self, name: str = "paid", **values: Any) -> int:
+        """An event; answer its number."""
+        with self.engine.begin() as connection:
+            done = connection.execute(models.events.insert().returning(models.events.c.seq), event_row(name, **values))
+            return int(done.scalar_one())
 
     def insert(self, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         with self.engine.begin() as connection:

@@ -40,6 +40,7 @@ from tests import apps
 from tests.pages import polled
 from tests.pages import Tags
 from tests.pages import text_of
+from tests.plans import plans
 from tests.rows import error_json
 from tests.rows import NOW
 from tests.rows import NOW_MS
@@ -49,7 +50,6 @@ from tests.rows import run_row
 from tests.rows import step_row
 from tests.rows import tables
 from tests.running import Clock
-from tests.test_reading import plans
 
 EVIL = "<img src=x onerror=alert(1)>"
 MINUTE = 60_000

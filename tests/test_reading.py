@@ -20,7 +20,7 @@ from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
 from flask_workflows.runs import Undecodable
 from flask_workflows.store import reading as read
-from tests.databases import PostgresServer
+from tests.plans import plans
 from tests.rows import error_json
 from tests.rows import NOW
 from tests.rows import NOW_MS
@@ -36,20 +36,6 @@ HOSTILE = ["%", "_", "a%b", "'", '"', "';--", "%s", "%(x)s", "{}", ":name", "\\"
 def rows(database_url: str) -> Iterator[Rows]:
     with tables(database_url) as rows:
         yield rows
-
-
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def shared_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A database for several tests, which only read it."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('shared') / 'runs.sqlite3'}"
-        return
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    name = server.create_database()
-
-    yield server.url(name)
-
-    server.drop_database(name)
 
 
 def ids(page: Page) -> list[str]:
@@ -561,28 +547,6 @@ def _fill(rows: Rows) -> None:
     if rows.engine.dialect.name == "postgresql":
         with rows.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("VACUUM ANALYZE")
-
-
-def plans(rows: Rows, work: Any) -> list[str]:
-    """The plan of each statement that `work` executes."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters))
-
-    sa.event.listen(rows.engine, "before_cursor_execute", note)
-    try:
-        with read.reading(rows.engine) as connection:
-            work(connection)
-    finally:
-        sa.event.remove(rows.engine, "before_cursor_execute", note)
-
-    explain = "EXPLAIN QUERY PLAN " if rows.engine.dialect.name == "sqlite" else "EXPLAIN "
-    with rows.engine.connect() as connection:
-        return [
-            "\n".join(str(line[-1]) for line in connection.exec_driver_sql(explain + statement, parameters))
-            for statement, parameters in seen
-        ]
 
 
 INDEXED = [

@@ -12,25 +12,3 @@ from . import now
 from . import registry
 from . import run
 from . import runs
-from . import system
-
-#: In the order of the bar at the top.
-LINKS = (
-    Link("Now", ".index", "now"),
-    Link("Runs", ".runs", "runs"),
-    Link("Registry", ".registry", "registry"),
-    Link("System", ".system", "system", Permission.VIEW_SYSTEM),
-)
-
-ROUTES: tuple[Route, ...] = (
-    *assets.ROUTES,
-    *now.ROUTES,
-    *runs.ROUTES,
-    *run.ROUTES,
-    *actions.ROUTES,
-    *registry.ROUTES,
-    *system.ROUTES,
-)
-
-#: There whether the pages or the JSON routes are left out.
-FOR_MACHINES: tuple[Route, ...] = health.ROUTES

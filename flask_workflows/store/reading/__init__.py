@@ -48,6 +48,9 @@ from .system import count_rows
 from .system import due_queues
 from .system import history_revisions
 from .system import server_version
+from .waits import list_timers
+from .waits import list_wait_groups
+from .waits import list_waits
 from .waking import waits_for
 from .workers import find_worker
 from .workers import live_workers
@@ -79,6 +82,9 @@ __all__ = [
     "list_lost",
     "list_overdue",
     "list_runs",
+    "list_timers",
+    "list_wait_groups",
+    "list_waits",
     "live_workers",
     "measure_due",
     "measure_live",

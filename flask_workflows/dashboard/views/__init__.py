@@ -12,3 +12,28 @@ from . import now
 from . import registry
 from . import run
 from . import runs
+from . import system
+from . import waits
+
+#: In the order of the bar at the top.
+LINKS = (
+    Link("Now", ".index", "now"),
+    Link("Runs", ".runs", "runs"),
+    Link("Waits", ".waits", "waits"),
+    Link("Registry", ".registry", "registry"),
+    Link("System", ".system", "system", Permission.VIEW_SYSTEM),
+)
+
+ROUTES: tuple[Route, ...] = (
+    *assets.ROUTES,
+    *now.ROUTES,
+    *runs.ROUTES,
+    *run.ROUTES,
+    *actions.ROUTES,
+    *waits.ROUTES,
+    *registry.ROUTES,
+    *system.ROUTES,
+)
+
+#: There whether the pages or the JSON routes are left out.
+FOR_MACHINES: tuple[Route, ...] = health.ROUTES

@@ -462,14 +462,14 @@ def _print_run(run: Run) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Count them, and delete nothing.")
 def prune(days: int | None, dry_run: bool) -> None:
-    """Delete finished runs and their steps."""
+    """Delete finished runs and their steps, and old entries of the audit."""
     runtime = current_runtime()
+    older_than = None if days is None else timedelta(days=days)
+    count = runtime.workflows.prune(older_than, dry_run=dry_run)
     if days is None and runtime.config.prune_after_days == 0:
         click.echo("WORKFLOWS_PRUNE_AFTER_DAYS is 0, so runs are kept", err=True)
         return
 
-    older_than = None if days is None else timedelta(days=days)
-    count = runtime.workflows.prune(older_than, dry_run=dry_run)
     click.echo(f"{phrases.several(count, 'run')} {'to delete' if dry_run else 'deleted'}")
 
 

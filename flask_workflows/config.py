@@ -83,6 +83,8 @@ class WorkflowsConfig:
 
     `dashboard_read_only` (false): let nobody change anything through the pages and the JSON routes.
 
+    `audit_after_days` (400; 0 to 36,500): age at which entries of the audit are deleted; 0 keeps them.
+
     `audit_address` (false): keep with each action the address it was asked for from.
 
     `require_reason` (none): actions that are done only with a reason, such as `["cancel", "bulk"]`; of start, cancel,
@@ -120,6 +122,7 @@ class WorkflowsConfig:
     env_name: str | None = None
     dashboard: bool = True
     dashboard_read_only: bool = False
+    audit_after_days: int = _number(400, 0, 36_500)
     audit_address: bool = False
     require_reason: tuple[str, ...] = ()
     metrics_token: str | None = dataclasses.field(default=None, repr=False)
@@ -304,6 +307,7 @@ _READERS: Mapping[str, Callable[[str, Any], Any]] = {
     "env_name": _optional_text,
     "dashboard": _flag,
     "dashboard_read_only": _flag,
+    "audit_after_days": _whole_number,
     "audit_address": _flag,
     "require_reason": _actions,
     "metrics_token": _secret,

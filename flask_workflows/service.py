@@ -382,23 +382,26 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
     """Delete runs that finished longer ago than `older_than`, with their steps; answer how many.
 
     In short transactions, so that nothing waits for it; broken off, it goes on where it is called next. `older_than`
-    defaults to `WORKFLOWS_PRUNE_AFTER_DAYS`; where that is 0 nothing is deleted.
+    defaults to `WORKFLOWS_PRUNE_AFTER_DAYS`; where that is 0 no run is deleted. Entries of the audit go by
+    `WORKFLOWS_AUDIT_AFTER_DAYS`, whatever `older_than` is.
     """
-    if older_than is None:
-        if runtime.config.prune_after_days == 0:
-            return 0
+    if older_than is None and runtime.config.prune_after_days:
         older_than = timedelta(days=runtime.config.prune_after_days)
-    if not dry_run:
-        runtime.sessions.refuse_if_busy("prune()")
-    store = runtime.store
-    cutoff = store.now() - to_ms(older_than, what="older_than")
-    # A run cannot have finished before it was created, and ids sort by creation. Clocks may differ by a little.
-    before = id_at(max(0, cutoff) + 3_600_000)
+    now = runtime.store.now()
+    cutoff = None if older_than is None else now - to_ms(older_than, what="older_than")
     if dry_run:
-        return store.count_prunable(before, cutoff)
+        return 0 if cutoff is None else runtime.store.count_prunable(_id_before(cutoff), cutoff)
+    runtime.sessions.refuse_if_busy("prune()")
+    deleted = 0 if cutoff is None else _prune_runs(runtime, cutoff)
+    if runtime.config.audit_after_days:
+        _prune_audit(runtime, now - to_ms(timedelta(days=runtime.config.audit_after_days), what="the age"))
+    return deleted
+
+
+def _prune_runs(runtime: Runtime, cutoff: int) -> int:
     deleted, last = 0, ""
     while True:
-        following, gone = store.prune_page(last, before, cutoff, PRUNE_BATCH)
+        following, gone = runtime.store.prune_page(last, _id_before(cutoff), cutoff, PRUNE_BATCH)
         deleted += gone
         if following is None:
             break
@@ -407,6 +410,19 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
     while number is not None:
         number = runtime.events.prune_page(number, cutoff, PRUNE_BATCH)
     return deleted
+
+
+def _prune_audit(runtime: Runtime, cutoff: int) -> None:
+    while runtime.actions.prune(_id_before(cutoff), cutoff, PRUNE_BATCH) == PRUNE_BATCH:
+        pass
+
+
+def _id_before(cutoff: int) -> str:
+    """A bound for the ids of what is older than an instant: ids begin with when they were made.
+
+    A run cannot have finished before it was created, and the clocks that make ids may differ by a little.
+    """
+    return id_at(max(0, cutoff) + 3_600_000)
 
 
 def _to_forget(stored: Sequence[StoredStep]) -> list[str]:

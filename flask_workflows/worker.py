@@ -498,7 +498,7 @@ class Worker:
     def _prune(self) -> None:
         """Once a day, by the one worker of all that moves the mark."""
         config = self._runtime.config
-        if config.prune_after_days == 0 or self._pruning:
+        if self._pruning or not (config.prune_after_days or config.audit_after_days):
             return
         now = from_ms(self._store.now())
         at = datetime.combine(now.date(), config.prune_at, UTC)

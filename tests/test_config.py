@@ -39,6 +39,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "env_name": None,
         "dashboard": True,
         "dashboard_read_only": False,
+        "audit_after_days": 400,
         "audit_address": False,
         "require_reason": (),
         "metrics_token": None,

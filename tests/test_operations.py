@@ -31,6 +31,7 @@ from flask_workflows import StepFailed
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows import WorkflowsError
+from flask_workflows.errors import InvalidInstant
 from flask_workflows.store import Scope
 from tests import apps
 from tests.running import at_once
@@ -496,6 +497,73 @@ def test_a_woken_sleep_is_over_for_good(workflows: Workflows, clock: Clock) -> N
     assert again_asleep.status is RunStatus.SLEEPING
     assert again_asleep.due_at == clock.now()
     assert handle.output() == "1 day, 0:00:00"
+
+
+@pytest.mark.parametrize("state", ["delayed", "sleeping", "backing off", "between attempts"])
+def test_a_timer_moved_twice_ends_at_the_last_instant_and_no_replay_sleeps_on(
+    in_state: Callable[[str], Handle[str]], clock: Clock, state: str
+) -> None:
+    handle = in_state(state)
+    effects.clear()
+    later, sooner = clock.now() + timedelta(days=3), clock.now() + timedelta(minutes=10)
+
+    moved = declared.wake(handle.id, at=later)
+    again = declared.wake(handle.id, epoch=moved.epoch, at=sooner)
+    with pytest.raises(RunChanged):
+        declared.wake(handle.id, epoch=moved.epoch, at=later)
+    early = declared.tick()
+    clock.move_to(sooner)
+    executions = declared.tick()
+
+    assert (moved.due_at, again.due_at) == (later, sooner)
+    assert (early, executions) == (0, 1)
+    if state == "backing off":
+        assert effects == ["tried"]
+    elif state == "between attempts":
+        assert handle.run().attempts == 2
+    else:
+        assert (effects[-1], handle.status()) == ("after", RunStatus.COMPLETED)
+
+
+def test_a_timer_put_off_is_slept_out_although_the_time_it_had_first_is_over(clock: Clock) -> None:
+    handle = behaving.spawn("sleeps")
+    declared.tick()
+
+    declared.wake(handle.id, at=clock.now() + timedelta(hours=5))
+    clock.move(hours=4)
+    early = declared.tick()
+    declared.cancel(handle.id)
+    declared.retry(handle.id)
+    replayed = declared.tick()
+    asleep = handle.run()
+    clock.move(hours=1)
+    declared.tick()
+
+    assert (early, replayed) == (0, 1)
+    assert (asleep.status, asleep.due_at) == (RunStatus.SLEEPING, clock.now())
+    assert handle.output() == "after"
+
+
+def test_a_timer_moved_into_the_past_ends_now(clock: Clock) -> None:
+    handle = behaving.spawn("sleeps")
+    declared.tick()
+
+    moved = declared.wake(handle.id, at=clock.now() - timedelta(days=1))
+    declared.tick()
+
+    assert moved.due_at == clock.now()
+    assert handle.output() == "after"
+
+
+def test_a_timer_is_moved_to_an_instant_with_a_zone_only(clock: Clock) -> None:
+    handle = behaving.spawn("sleeps")
+    declared.tick()
+    before = handle.run()
+
+    with pytest.raises(InvalidInstant, match="time zone"):
+        declared.wake(handle.id, at=clock.now().replace(tzinfo=None))
+
+    assert handle.run() == before
 
 
 # Pruning -----------------------------------------------------------------------------------

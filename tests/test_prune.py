@@ -314,7 +314,7 @@ def test_b91_pruning_goes_by_batches_each_in_a_short_transaction(app: Flask, clo
     assert counts(app) == {"workflow_runs": done + 1, "workflow_steps": 1, "workflow_waits": 1}
 
 
-@pytest.mark.parametrize("number", range(1, 7))
+@pytest.mark.parametrize("number", range(1, 8))
 def test_b31_pruning_that_was_broken_off_leaves_no_orphans_and_goes_on_where_it_is_called_next(
     database_url: str, make_app: apps.MakeApp, clock: Clock, number: int
 ) -> None:
@@ -346,7 +346,7 @@ def test_b31_pruning_that_was_broken_off_leaves_no_orphans_and_goes_on_where_it_
 
     assert orphans == []
     assert counts(app) == {}
-    assert len(broken) == (1 if number <= 5 else 0)
+    assert len(broken) == (1 if number <= 6 else 0)
 
 
 def test_pruning_looks_at_no_event_that_is_young(app: Flask, clock: Clock) -> None:

@@ -87,7 +87,7 @@ def beat(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("writes", [False, True], ids=["held", "with rows of the app"])
-def test_b03_a_worker_that_is_alive_after_all_does_nothing_further(runtime: Runtime, writes: bool) -> None:
+def test_b129_a_worker_that_is_alive_after_all_does_nothing_further(runtime: Runtime, writes: bool) -> None:
     """Its step in flight is not stored, and the next one is not begun: both are left to who takes the run over."""
     meanwhile.append("release")
     handle = steady.spawn(writes)

@@ -7,6 +7,7 @@ from ..routes import Route
 from ..visit import Link
 from . import actions
 from . import assets
+from . import audit
 from . import health
 from . import now
 from . import registry
@@ -21,6 +22,7 @@ LINKS = (
     Link("Runs", ".runs", "runs"),
     Link("Waits", ".waits", "waits"),
     Link("Registry", ".registry", "registry"),
+    Link("Audit", ".audit", "audit", Permission.VIEW_AUDIT),
     Link("System", ".system", "system", Permission.VIEW_SYSTEM),
 )
 
@@ -32,6 +34,7 @@ ROUTES: tuple[Route, ...] = (
     *actions.ROUTES,
     *waits.ROUTES,
     *registry.ROUTES,
+    *audit.ROUTES,
     *system.ROUTES,
 )
 

@@ -55,6 +55,9 @@ class NotRegistered(WorkflowsError, LookupError):
 class ValueRefused(WorkflowsError, TypeError):
     """A value cannot be stored so that it comes back equal."""
 
+    #: Where in the value, as in `$.user.id`; null where the whole of it is meant.
+    path: str | None = None
+
 
 class ValueTooLarge(ValueRefused):
     """A value is larger than `WORKFLOWS_MAX_PAYLOAD_BYTES`."""
@@ -62,6 +65,9 @@ class ValueTooLarge(ValueRefused):
 
 class UndecodableValue(WorkflowsError, ValueError):
     """A stored value does not decode with the code at hand."""
+
+    #: Where in the value, as in `$.user.id`; null where the whole of it is meant.
+    path: str | None = None
 
 
 class InvalidName(WorkflowsError, ValueError):

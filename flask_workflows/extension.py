@@ -20,7 +20,6 @@ from typing import TypeVar
 
 from flask import appcontext_pushed
 from flask import Flask
-from flask import request_started
 
 from . import models
 from . import service
@@ -130,16 +129,8 @@ class Workflows:
 
     def _add_pages(self, app: Flask, config: WorkflowsConfig) -> None:
         from .dashboard.blueprint import create_blueprint
-        from .dashboard.blueprint import exempt_from_csrf_protect
 
         app.register_blueprint(create_blueprint(config))
-
-        def before_first_request(sender: Flask, **_: Any) -> None:
-            # By now the app is complete, whatever was initialised after this.
-            request_started.disconnect(before_first_request, app)
-            exempt_from_csrf_protect(app)
-
-        request_started.connect(before_first_request, app, weak=False)
 
     def _mirror_later(self, app: Flask) -> None:
         # First, since looking at the engine pushes a context.

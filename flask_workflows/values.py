@@ -90,15 +90,19 @@ class ValueCodec:
     def load(self, text: str, *, where: str = "") -> Any:
         """Return the value that was dumped; raise `UndecodableValue` if text and annotation do not agree."""
         cause: BaseException | None
+        path: str | None = None
         try:
             return self.codec.decode(loads(text))
         except UndecodableValue as error:
             reason, cause = f"is {error}", error.__cause__
         except Refusal as refusal:
-            reason, cause = (f"does not decode: {refusal.path} {refusal.reason}", refusal.__cause__)
+            path, cause = refusal.path, refusal.__cause__
+            reason = f"does not decode: {path} {refusal.reason}"
         except RecursionError as error:
             reason, cause = "is nested too deep", error
-        raise UndecodableValue(f"{where}{': ' if where else ''}the stored {self.noun} {reason}") from cause
+        undecodable = UndecodableValue(f"{where}{': ' if where else ''}the stored {self.noun} {reason}")
+        undecodable.path = path
+        raise undecodable from cause
 
     def _try_out(self, plain: Any, text: str) -> None:
         """Raise `Refusal` unless the value comes back the same: user code in its constructor may change it."""
@@ -110,7 +114,13 @@ class ValueCodec:
         advice = ""
         if refusal.unannotated is not None:
             advice = _advice(refusal.unannotated, f"{self.subject} of {where}", at_root=not refusal.pieces)
-        return ValueRefused(f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
+        return _refusal(refusal, f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
+
+
+def _refusal(refusal: Refusal, message: str) -> ValueRefused:
+    refused = ValueRefused(message)
+    refused.path = refusal.path
+    return refused
 
 
 class _InputCodec(ValueCodec):
@@ -121,7 +131,7 @@ class _InputCodec(ValueCodec):
         if refusal.unannotated is not None:
             *inner, name = refusal.pieces
             advice = _advice(refusal.unannotated, f"parameter {name!r} of {where}", at_root=not inner)
-        return ValueRefused(f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
+        return _refusal(refusal, f"{where}: the {self.noun}: {refusal.path} {refusal.reason}{advice}")
 
 
 def value_codec(annotation: Any = Any, *, noun: str = "result", subject: str = "the return type") -> ValueCodec:

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from flask import Blueprint
 from flask import Flask
+from flask import request_started
 from flask.typing import ResponseReturnValue
 from werkzeug.wrappers import Response
 
@@ -38,6 +39,7 @@ def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") 
     blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
     site = Site(views.LINKS)
     blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
+    blueprint.record(lambda state: _exempt_later(state.app))
     _add_routes(blueprint, site, views.FOR_MACHINES)
     if config.dashboard:
         _add_routes(blueprint, site, views.ROUTES)
@@ -85,6 +87,15 @@ def _checked(visit: Visit, route: Route) -> ResponseReturnValue | None:
     if refusal is None and route.writes:
         refusal = visit.forged()
     return refusal
+
+
+def _exempt_later(app: Flask) -> None:
+    def before_first_request(sender: Flask, **_: Any) -> None:
+        # By now the app is complete, whatever was initialised after this.
+        request_started.disconnect(before_first_request, app)
+        exempt_from_csrf_protect(app)
+
+    request_started.connect(before_first_request, app, weak=False)
 
 
 def exempt_from_csrf_protect(app: Flask) -> None:

@@ -10,14 +10,18 @@ from flask import Blueprint
 
 from ..routes import Route
 from . import about
+from . import acts
+from . import audit
 from . import document
+from . import events
 from . import runs
+from . import starting
 from .outside import answer_in_json
 from .outside import outside
 
 PREFIX = "/api"
 
-_KNOWN: tuple[Route, ...] = (*runs.ROUTES, *about.ROUTES)
+_KNOWN: tuple[Route, ...] = (*runs.ROUTES, *starting.ROUTES, *acts.ROUTES, *events.ROUTES, *audit.ROUTES, *about.ROUTES)
 _DESCRIBED: tuple[Route, ...] = (*_KNOWN, document.described(_KNOWN))
 
 ROUTES: tuple[Route, ...] = (*_DESCRIBED, *outside(_DESCRIBED))

@@ -127,6 +127,7 @@ def _responses(route: Route, operation: Operation) -> Mapping[str, Any]:
     if operation.body is not None:
         errors[400] += ["invalid_json", "invalid_body"]
         errors |= {413: ["too_large"], 415: ["unsupported_media_type"]}
+        errors[503] += ["busy"]
     errors[404] = ["workspace_not_found"]
     for status, own in operation.errors.items():
         known = errors.setdefault(status, [])

@@ -22,6 +22,7 @@ from ...names import check_label
 from ...plain import loads
 from ...runs import Cursor
 from ...runs import RunStatus
+from ...store import reading as read
 
 Schema = Mapping[str, Any]
 
@@ -107,21 +108,24 @@ def _read_status(value: Any) -> RunStatus:
         raise Unfit(f"is no status: the statuses are {', '.join(RunStatus)}") from None
 
 
-def _read_cursor(value: Any) -> str:
-    try:
-        Cursor.read(value)
-    except InvalidCursor:
-        raise Unfit("is no cursor: take `older` or `newer` of an answer as it is") from None
-    return str(value)
+def _read_cursor(place: Callable[[str], Any]) -> Callable[[Any], str]:
+    def checked(value: Any) -> str:
+        try:
+            place(value)
+        except InvalidCursor:
+            raise Unfit("is no cursor: take `older` or `newer` of an answer as it is") from None
+        return str(value)
+
+    return checked
 
 
 def _read_text(longest: int) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > longest:
-            raise Unfit(f"is no text of at most {longest} characters")
+    def checked(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > longest or "\x00" in value:
+            raise Unfit(f"is no text of at most {longest} characters, none of them NUL")
         return value
 
-    return read
+    return checked
 
 
 def _read_object(value: Any) -> dict[str, Any]:
@@ -133,14 +137,14 @@ def _read_object(value: Any) -> dict[str, Any]:
 def _read_number(low: int, high: int, *, whole: bool) -> Callable[[Any], Any]:
     word = "whole number" if whole else "number"
 
-    def read(value: Any) -> Any:
+    def checked(value: Any) -> Any:
         if isinstance(value, float) and whole and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not low <= value <= high:
             raise Unfit(f"is no {word} from {low} to {high}")
         return value
 
-    return read
+    return checked
 
 
 def _integer_text(text: str) -> Any:
@@ -153,13 +157,16 @@ def whole_number(low: int, high: int) -> Kind:
 
 
 def text(longest: int) -> Kind:
-    return Kind({"type": "string", "maxLength": longest}, _read_text(longest))
+    return Kind({"type": "string", "maxLength": longest, "pattern": r"^[^\u0000]*$"}, _read_text(longest))
 
 
 LABEL = Kind({"type": "string", "minLength": 1, "maxLength": 255, "pattern": _LABEL}, _read_label)
 INSTANT = Kind({"type": "string", "format": "date-time"}, _read_instant, _instant_text)
 STATUS = Kind({"type": "string", "enum": [status.value for status in RunStatus]}, _read_status)
-CURSOR = Kind({"type": "string", "pattern": "^(older|newer)[.][0-9A-Za-z_-]{1,36}$"}, _read_cursor)
+CURSOR = Kind({"type": "string", "pattern": "^(older|newer)[.][0-9A-Za-z_-]{1,36}$"}, _read_cursor(Cursor.read))
+EVENT_CURSOR = Kind(
+    {"type": "string", "pattern": "^older[.][0-9]{1,18}[.][0-9]{1,18}$"}, _read_cursor(read.EventPlace.read)
+)
 SECONDS = Kind(
     {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     _read_number(0, int(LONGEST.total_seconds()), whole=False),

@@ -91,6 +91,17 @@ def enter(visit: Visit, workspace: str) -> None:
         raise Problem("workspace_not_found", f"There is no workspace {workspace[:100]!r}.", 404)
 
 
+def receiving_workspace(visit: Visit, named: str | None) -> str | None:
+    """The workspace that something new belongs to; null for none. Raises `Problem` where the visitor must name one."""
+    if named is not None:
+        enter(visit, named)
+    if visit.scope is None:
+        return None
+    if len(visit.scope) != 1:
+        raise Problem("invalid_workspace", f"Name a workspace, in `workspace` or the header {WORKSPACE_HEADER}.")
+    return visit.scope[0] or None
+
+
 def _is_label(text: str) -> bool:
     try:
         check_label(text, "workspace")

@@ -31,7 +31,7 @@ def runs(visit: Visit, given: Given) -> ResponseReturnValue:
         enter(visit, given["workspace"])
     query = RunQuery(
         workflow=given["workflow"],
-        workspace=_one_workspace(visit),
+        workspace=visit.scope,
         status=given["status"],
         queue=given["queue"],
         key=given["key"],
@@ -50,14 +50,6 @@ def runs(visit: Visit, given: Given) -> ResponseReturnValue:
             "searched": page.searched,
         }
     )
-
-
-def _one_workspace(visit: Visit) -> str | None:
-    if visit.scope is None:
-        return None
-    if len(visit.scope) != 1:
-        raise Problem("invalid_workspace", "You may see several workspaces. Name one in the header X-Workspace.")
-    return visit.scope[0]
 
 
 def run(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:

@@ -119,6 +119,8 @@ _PAGE: Mapping[str, Schema] = {
     "newer": _said(_or_null(_TEXT), "The cursor of the next newer ones; null on the newest page."),
 }
 
+_SEARCHED = _said(_or_null(_WHOLE), "How many were looked at, where looking was cut short; `older` goes on from there.")
+
 SCHEMAS: Mapping[str, Schema] = {
     "Document": {"type": "object", "description": "An OpenAPI document."},
     "Error": _object(
@@ -141,13 +143,65 @@ SCHEMAS: Mapping[str, Schema] = {
         steps_after=_said(_or_null(_TEXT), "What to send as `steps_after` for the next; null at the end."),
         optional=_VALUES,
     ),
-    "Runs": _object(
-        "A page of runs, newest first.",
-        runs=_list(reference("ListedRun")),
-        **_PAGE,
-        searched=_said(
-            _or_null(_WHOLE), "How many runs were looked at, where looking was cut short; `older` goes on from there."
-        ),
+    "Runs": _object("A page of runs, newest first.", runs=_list(reference("ListedRun")), **_PAGE, searched=_SEARCHED),
+    "StartedRun": _object(
+        "A run that was started, or that holds the key. Whoever may not `view` it is told its id alone.",
+        id=_TEXT,
+        created=_said(_FLAG, "False where an unfinished run has the key: it is that one."),
+        optional={**{name: schema for name, schema in _RUN_FIELDS.items() if name != "id"}, **_VALUES},
+    ),
+    "Sent": _object(
+        "A message to a run.",
+        run_id=_TEXT,
+        name=_TEXT,
+        created=_said(_FLAG, "False where a message with that `delivery_id` was sent before."),
+    ),
+    "Event": _object(
+        "An event, or a message to one run.",
+        id=_WHOLE,
+        name=_TEXT,
+        workspace_id=_or_null(_TEXT),
+        run_id=_said(_or_null(_TEXT), "Whose it is, where it is a message."),
+        emitted_at=_INSTANT,
+        matched_at=_said(_or_null(_INSTANT), "When a worker looked for the waits it ends; null while it is new."),
+        woke=_said(_WHOLE, "How many waits it ended."),
+    ),
+    "Events": _object(
+        "A page of events, newest first.", events=_list(reference("Event")), older=_PAGE["older"], searched=_SEARCHED
+    ),
+    "Delivered": _object(
+        "An event that was emitted.",
+        id=_or_null(_WHOLE),
+        name=_TEXT,
+        workspace_id=_or_null(_TEXT),
+        created=_said(_FLAG, "False where an event with that `delivery_id` was emitted before."),
+    ),
+    "WouldWake": _object(
+        "What an event would do now.",
+        run_ids=_list(_TEXT, "The first runs it would wake."),
+        count=_said(_WHOLE, "How many it would wake."),
+        capped=_said(_FLAG, "There are at least that many, and counting stopped."),
+        others=_said(_WHOLE, "How many runs wait for the event with other values."),
+        others_capped=_FLAG,
+    ),
+    "AuditEntry": _object(
+        "Something a person did.",
+        id=_TEXT,
+        at=_INSTANT,
+        actor=_said(_TEXT, "Empty where nobody knows."),
+        action=_TEXT,
+        run_id=_said(_or_null(_TEXT), "The run it was done to."),
+        workspace_id=_or_null(_TEXT),
+        target=_said(_TEXT, "The workflow, event or other thing, by name."),
+        before=_or_null(_TEXT),
+        after=_or_null(_TEXT),
+        reason=_TEXT,
+        request_id=_or_null(_TEXT),
+        address=_or_null(_TEXT),
+        operation=_said(_or_null(_TEXT), "The run that did it, one of many."),
+    ),
+    "Audit": _object(
+        "A page of what people did, newest first.", entries=_list(reference("AuditEntry")), **_PAGE, searched=_SEARCHED
     ),
     "Workflow": _object(
         "A version of a workflow that this process knows.",

@@ -9,8 +9,11 @@ from ...definition import Workflow
 from ...records import instant
 from ...records import shown
 from ...redaction import redact_error
+from ...redaction import redact_text
 from ...runs import Attempt
+from ...runs import AuditEntry
 from ...runs import decode
+from ...runs import EmittedEvent
 from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
@@ -115,6 +118,36 @@ def _attempt(attempt: Attempt) -> Shape:
         "started_at": instant(attempt.started_at),
         "finished_at": instant(attempt.finished_at),
         "error": _error(attempt.error),
+    }
+
+
+def event_shape(event: EmittedEvent) -> Shape:
+    return {
+        "id": event.id,
+        "name": event.name,
+        "workspace_id": event.workspace or None,
+        "run_id": event.run_id,
+        "emitted_at": instant(event.emitted_at),
+        "matched_at": instant(event.matched_at),
+        "woke": event.woke,
+    }
+
+
+def audit_shape(entry: AuditEntry) -> Shape:
+    return {
+        "id": entry.id,
+        "at": instant(entry.at),
+        "actor": entry.actor,
+        "action": entry.action,
+        "run_id": entry.run_id,
+        "workspace_id": entry.workspace or None,
+        "target": entry.target,
+        "before": entry.before,
+        "after": entry.after,
+        "reason": redact_text(entry.reason),
+        "request_id": entry.request_id,
+        "address": entry.address,
+        "operation": entry.operation,
     }
 
 

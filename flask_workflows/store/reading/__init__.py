@@ -7,6 +7,8 @@ payloads.
 from .audit import list_audit
 from .connection import database_now
 from .connection import reading
+from .event_pages import EventPlace
+from .event_pages import list_event_page
 from .events import list_events
 from .health import oldest_due
 from .metrics import measure_due
@@ -59,6 +61,7 @@ from .workers import WORKER_SILENCE
 __all__ = [
     "COUNT_CAP",
     "WORKER_SILENCE",
+    "EventPlace",
     "StepPage",
     "count_ahead",
     "count_created",
@@ -77,6 +80,7 @@ __all__ = [
     "instant",
     "list_audit",
     "list_coming",
+    "list_event_page",
     "list_events",
     "list_failed",
     "list_lost",

@@ -1,0 +1,139 @@
+"""What can be done to one run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+
+from flask.typing import ResponseReturnValue
+
+from ... import service
+from ...audit import By
+from ...runs import Run
+from ..access import Permission
+from ..acting import REASON_LIMIT
+from ..answers import answer
+from ..routes import Route
+from ..routes import View
+from ..views.run import find
+from ..visit import Visit
+from . import inputs
+from .inputs import Given
+from .inputs import Input
+from .inputs import Problem
+from .operation import api_post
+from .operation import Operation
+from .problems import told
+from .shapes import run_shape
+
+#: Does something to a run; answers the run as it is afterwards.
+Act = Callable[[Visit, Run, Given, By], Run]
+
+EPOCH = Input(
+    "epoch", inputs.whole_number(0, 2**31 - 1), "The run's, as you saw it: if it changed since, nothing is done."
+)
+REASON = Input("reason", inputs.text(REASON_LIMIT), "Why, for the audit.")
+
+
+def by(visit: Visit, permission: Permission, given: Given) -> By:
+    """Who acts and why. Raises `Problem` where the app asks for a reason and there is none."""
+    reason = given["reason"] or ""
+    if permission in visit.runtime.config.require_reason and not reason.strip():
+        raise Problem("invalid_reason", "Say why, in `reason`: the app asks for it, and keeps it with what was done.")
+    return replace(visit.by, reason=reason)
+
+
+def cancel(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.cancel(visit.runtime, run.id, given["epoch"], by=by)
+
+
+def retry(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.retry(visit.runtime, run.id, given["epoch"], by=by)
+
+
+def wake(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.wake(visit.runtime, run.id, given["epoch"], at=given["at"], by=by)
+
+
+def release(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.release(visit.runtime, run.id, given["epoch"], by=by)
+
+
+def _acting(act: Act, permission: Permission) -> View:
+    @wraps(act)
+    def acting(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
+        found = find(visit, run_id, permission)
+        if not isinstance(found, Run):
+            return found
+        with told():
+            after = act(visit, found, given, by(visit, permission, given))
+        return answer(run_shape(visit, after))
+
+    return acting
+
+
+def messages(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
+    found = find(visit, run_id, Permission.SEND)
+    if not isinstance(found, Run):
+        return found
+    with told():
+        created = service.send(
+            visit.runtime,
+            run_id,
+            given["name"],
+            json.dumps(given["payload"]),
+            delivery_id=given["delivery_id"],
+            by=by(visit, Permission.SEND, given),
+        )
+    return answer({"run_id": run_id, "name": given["name"], "created": created}, 201 if created else 200)
+
+
+def _route(act: Act, permission: Permission, summary: str, *codes: str, body: tuple[Input, ...] = ()) -> Route:
+    operation = Operation(
+        summary,
+        {200: "Run"},
+        body=(*body, EPOCH, REASON),
+        errors={404: ("workflow_run_not_found",), 409: (*codes, "workflow_run_changed")},
+    )
+    return api_post(f"/runs/<run_id>/{act.__name__}", act.__name__, permission, _acting(act, permission), operation)
+
+
+_MESSAGE = Operation(
+    "Send a message to a run",
+    {201: "Sent", 200: "Sent"},
+    about="It is kept until the run receives it. A repeated `delivery_id` is the same message, answered 200.",
+    body=(
+        Input("name", inputs.LABEL, "What the run receives it by.", required=True),
+        Input("payload", inputs.ANYTHING, "Any JSON value."),
+        Input("delivery_id", inputs.LABEL, "The sender's own id."),
+        REASON,
+    ),
+    errors={
+        404: ("workflow_run_not_found",),
+        409: ("workflow_run_finished",),
+        422: ("invalid_value", "value_too_large"),
+    },
+)
+
+ROUTES: tuple[Route, ...] = (
+    _route(cancel, Permission.CANCEL, "End a run, at once or before its next step", "workflow_run_finished"),
+    _route(
+        retry,
+        Permission.RETRY,
+        "Run a failed or cancelled run again from where it stopped",
+        "workflow_run_not_failed",
+        "key_taken",
+    ),
+    _route(
+        wake,
+        Permission.WAKE,
+        "End a run's sleep now, or at another instant",
+        "workflow_run_not_sleeping",
+        "workflow_run_finished",
+        body=(Input("at", inputs.INSTANT, "When it shall wake instead of now."),),
+    ),
+    _route(release, Permission.RELEASE, "Let another worker take over the run of a lost one", "workflow_run_not_lost"),
+    api_post("/runs/<run_id>/messages", "messages", Permission.SEND, messages, _MESSAGE),
+)

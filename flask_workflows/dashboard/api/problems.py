@@ -1,0 +1,73 @@
+"""What the service refuses, as errors of the JSON routes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...errors import InvalidDuration
+from ...errors import InvalidInstant
+from ...errors import InvalidName
+from ...errors import KeyBusy
+from ...errors import KeyTaken
+from ...errors import NotRegistered
+from ...errors import RunChanged
+from ...errors import RunFinished
+from ...errors import RunNotFailed
+from ...errors import RunNotFound
+from ...errors import RunNotLost
+from ...errors import RunNotSleeping
+from ...errors import SessionBusy
+from ...errors import UndecodableValue
+from ...errors import UnregisteredEvent
+from ...errors import ValueRefused
+from ...errors import ValueTooLarge
+from ...errors import WorkflowsError
+from .inputs import Problem
+
+#: The status and the code of each; what is more special comes first.
+_CODES: tuple[tuple[type[WorkflowsError], int, str], ...] = (
+    (RunNotFound, 404, "workflow_run_not_found"),
+    (RunFinished, 409, "workflow_run_finished"),
+    (RunNotFailed, 409, "workflow_run_not_failed"),
+    (RunNotSleeping, 409, "workflow_run_not_sleeping"),
+    (RunNotLost, 409, "workflow_run_not_lost"),
+    (RunChanged, 409, "workflow_run_changed"),
+    (KeyTaken, 409, "key_taken"),
+    (KeyBusy, 409, "key_busy"),
+    (NotRegistered, 404, "workflow_not_registered"),
+    (UnregisteredEvent, 404, "unregistered_event"),
+    (ValueTooLarge, 422, "value_too_large"),
+    (ValueRefused, 422, "invalid_value"),
+    (UndecodableValue, 422, "invalid_value"),
+    (InvalidName, 400, "invalid_name"),
+    (InvalidDuration, 400, "invalid_delay"),
+    (InvalidInstant, 400, "invalid_at"),
+    (SessionBusy, 503, "busy"),
+)
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Raise what the service raises as a `Problem`."""
+    try:
+        yield
+    except WorkflowsError as error:
+        for cls, status, code in _CODES:
+            if isinstance(error, cls):
+                raise Problem(code, _sentence(str(error)), status, path=_path(error)) from None
+        raise
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" if text.endswith(".") else f"{text[:1].upper()}{text[1:]}."
+
+
+def _path(error: BaseException | None) -> str | None:
+    """Where in the value the fault is, as far as somebody on the way here knew."""
+    while error is not None:
+        path: str | None = getattr(error, "path", None)
+        if path is not None:
+            return path
+        error = error.__cause__
+    return None

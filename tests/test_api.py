@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,10 +12,8 @@ from flask import abort
 from flask import Blueprint
 from flask import Flask
 from flask.testing import FlaskClient
-from jsonschema_rs import validator_for
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
-from werkzeug.test import TestResponse
 from werkzeug.wrappers import Response
 
 from flask_workflows import models
@@ -30,14 +27,15 @@ from flask_workflows.errors import ReadTimeout
 from flask_workflows.store import reading as read
 from flask_workflows.store.reading import step_pages
 from tests import apps
+from tests.answers import API
+from tests.answers import check_shape
+from tests.answers import get
+from tests.answers import problem_of
 from tests.rows import error_json
 from tests.rows import NOW
 from tests.rows import NOW_MS
 from tests.rows import Rows
 from tests.rows import rows_of
-
-API = "/workflows/api"
-BEARER = {"Authorization": "Bearer abc"}
 
 
 class FixedClock:
@@ -85,43 +83,6 @@ def one_app(sqlite_url: str, make_app: apps.MakeApp) -> Callable[..., Flask]:
 @pytest.fixture
 def one_client(one_app: Callable[..., Flask], workflows: Workflows) -> FlaskClient:
     return one_app(workflows).test_client()
-
-
-def get(client: FlaskClient, path: str, **headers: str) -> Any:
-    """The answer, which must be a good one and as the document says."""
-    response = client.get(API + path, headers=headers)
-    assert response.status_code == 200, response.text
-    check_shape(client, path, response)
-    return response.json
-
-
-def check_shape(client: FlaskClient, path: str, response: TestResponse, method: str = "get") -> None:
-    """Whether the answer is what the document says, and nothing beside it."""
-    document = client.get(f"{API}/openapi.json").json
-    assert document is not None
-    template = re.sub(r"^/runs/[^/?]+", "/runs/{run_id}", path).partition("?")[0]
-    described = document["paths"][template][method]["responses"][str(response.status_code)]
-    schema = described["content"]["application/json"]["schema"]
-    closed = {name: _closed(held) for name, held in document["components"]["schemas"].items()}
-    check = validator_for({**schema, "components": {"schemas": closed}}, validate_formats=True)
-    check.validate(response.json)
-
-
-def _closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "properties" not in schema:
-        return schema
-    return {**schema, "additionalProperties": False}
-
-
-def problem_of(response: TestResponse) -> tuple[int, str]:
-    """The status and the code of an error."""
-    assert response.content_type == "application/json"
-    body = response.json
-    assert body is not None
-    assert set(body) <= {"code", "message", "path"}
-    assert isinstance(body["message"], str)
-    assert body["message"]
-    return response.status_code, body["code"]
 
 
 # Runs --------------------------------------------------------------------------------------

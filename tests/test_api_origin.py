@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
@@ -169,15 +170,17 @@ def _bare(url: str) -> Flask:
 
 
 @pytest.fixture(params=[protected_before, protected_after, protected_late, nested])
-def protected(request: pytest.FixtureRequest, sqlite_url: str, workflows: Workflows) -> Flask:
+def protected(request: pytest.FixtureRequest, sqlite_url: str, workflows: Workflows) -> Iterator[Flask]:
     make: Callable[[str, Workflows], Flask] = request.param
     app = make(sqlite_url, workflows)
     if "sign_in" not in app.view_functions:
         with_sign_in(app)
     with app.app_context():
         apps.database_of(app).create_all()
-    request.addfinalizer(lambda: apps.dispose_engines(app))
-    return app
+
+    yield app
+
+    apps.dispose_engines(app)
 
 
 def test_b105_json_routes_work_beside_csrf_protect(protected: Flask) -> None:

@@ -13,7 +13,7 @@ from werkzeug.test import TestResponse
 API = "/workflows/api"
 
 
-def get(client: FlaskClient, path: str, **headers: str) -> Any:
+def get(client: FlaskClient, path: str, headers: Mapping[str, str] | None = None) -> Any:
     """The answer, which must be a good one and as the document says."""
     response = client.get(API + path, headers=headers)
     assert response.status_code == 200, response.text
@@ -21,7 +21,9 @@ def get(client: FlaskClient, path: str, **headers: str) -> Any:
     return response.json
 
 
-def post(client: FlaskClient, path: str, body: object = None, *, status: int = 200, **headers: str) -> Any:
+def post(
+    client: FlaskClient, path: str, body: object = None, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Any:
     """The answer, which must have this status and be as the document says."""
     response = client.post(API + path, json={} if body is None else body, headers=headers)
     assert response.status_code == status, response.text

@@ -647,8 +647,8 @@ def test_header_limits_to_one_workspace(client: FlaskClient, rows: Rows) -> None
     ours, theirs, nobodys = rows.run(workspace="ours"), rows.run(workspace="theirs"), rows.run()
 
     assert set(ids(get(client, "/runs"))) == {ours, theirs, nobodys}
-    assert ids(get(client, "/runs", **{"X-Workspace": "ours"})) == [ours]
-    assert get(client, f"/runs/{ours}", **{"X-Workspace": "ours"})["workspace_id"] == "ours"
+    assert ids(get(client, "/runs", headers={"X-Workspace": "ours"})) == [ours]
+    assert get(client, f"/runs/{ours}", headers={"X-Workspace": "ours"})["workspace_id"] == "ours"
     for other in (theirs, nobodys):
         response = client.get(f"{API}/runs/{other}", headers={"X-Workspace": "ours"})
         assert problem_of(response) == (404, "workflow_run_not_found")
@@ -657,7 +657,7 @@ def test_header_limits_to_one_workspace(client: FlaskClient, rows: Rows) -> None
 def test_header_may_hold_any_name(client: FlaskClient, rows: Rows) -> None:
     run_id = rows.run(workspace="Füße ☂")
 
-    assert ids(get(client, "/runs", **{"X-Workspace": "Füße ☂".encode().decode("latin-1")})) == [run_id]
+    assert ids(get(client, "/runs", headers={"X-Workspace": "Füße ☂".encode().decode("latin-1")})) == [run_id]
 
 
 @pytest.mark.parametrize("name", ["theirs", "", " ", "x" * 256])

@@ -207,7 +207,7 @@ def test_header_limits_actions_too(app: Flask, rows: Rows) -> None:
 
     assert problem_of(response) == (404, "workflow_run_not_found")
     assert get(client, f"/runs/{theirs}")["status"] == "waiting"
-    assert post(client, f"/runs/{theirs}/cancel", **{"X-Workspace": "theirs"})["status"] == "cancelled"
+    assert post(client, f"/runs/{theirs}/cancel", headers={"X-Workspace": "theirs"})["status"] == "cancelled"
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -509,7 +509,7 @@ def test_event_says_beforehand_what_it_would_wake(app: Flask, workflows: Workflo
     body = {"name": "paid", "payload": {"order": 1}}
 
     everywhere = post(client, "/events/check", body)
-    ours = post(client, "/events/check", body, **{"X-Workspace": "ours"})
+    ours = post(client, "/events/check", body, headers={"X-Workspace": "ours"})
 
     assert everywhere == {
         "run_ids": sorted([first, second]), "count": 2, "capped": False, "others": 1, "others_capped": False,
@@ -518,7 +518,7 @@ def test_event_says_beforehand_what_it_would_wake(app: Flask, workflows: Workflo
     assert get(client, "/events")["events"] == []
     assert audit_of(app) == []
 
-    post(client, "/events", body, status=201, **{"X-Workspace": "ours"})
+    post(client, "/events", body, status=201, headers={"X-Workspace": "ours"})
     with app.app_context():
         workflows.tick()
     assert get(client, f"/runs/{first}")["status"] == "completed"

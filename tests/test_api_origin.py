@@ -12,7 +12,7 @@ from flask import Flask
 from flask import session
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
-from flask_wtf import CSRFProtect
+from flask_wtf import CSRFProtect  # type: ignore[import-untyped]
 from sqlalchemy.orm import DeclarativeBase
 
 from flask_workflows import Workflows
@@ -88,13 +88,13 @@ def test_cookies_need_a_token(app: Flask) -> None:
     for refused in (without, wrong, anothers):
         assert problem_of(refused) == (400, "forged")
     assert get(client, f"/runs/{run_id}")["status"] == "waiting"
-    assert post(client, f"/runs/{run_id}/cancel", **token_of(client))["status"] == "cancelled"
+    assert post(client, f"/runs/{run_id}/cancel", headers=token_of(client))["status"] == "cancelled"
 
 
 def test_bearer_token_is_proof_enough(app: Flask) -> None:
     run_id = rows_of(app).run("waiting")
 
-    assert post(signed_in(app), f"/runs/{run_id}/cancel", **BEARER)["status"] == "cancelled"
+    assert post(signed_in(app), f"/runs/{run_id}/cancel", headers=BEARER)["status"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_b105_json_routes_work_beside_csrf_protect(protected: Flask) -> None:
     assert problem_of(client.post(f"{API}/nothing", json={})) == (404, "not_found")
     assert problem_of(client.post(f"{API}/runs/{first}", json={})) == (405, "method_not_allowed")
 
-    assert post(client, f"/runs/{first}/cancel", **token_of(client))["status"] == "cancelled"
-    assert post(client, f"/runs/{second}/cancel", **BEARER)["status"] == "cancelled"
+    assert post(client, f"/runs/{first}/cancel", headers=token_of(client))["status"] == "cancelled"
+    assert post(client, f"/runs/{second}/cancel", headers=BEARER)["status"] == "cancelled"
     assert post(protected.test_client(), f"/runs/{third}/cancel")["status"] == "cancelled"
 
 

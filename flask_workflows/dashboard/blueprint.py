@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from flask import Blueprint
 from flask import Flask
 from flask import request_started
+from flask.sansio.app import App
 from flask.typing import ResponseReturnValue
 from werkzeug.wrappers import Response
 
@@ -89,11 +90,11 @@ def _checked(visit: Visit, route: Route) -> ResponseReturnValue | None:
     return refusal
 
 
-def _exempt_later(app: Flask) -> None:
+def _exempt_later(app: App) -> None:
     def before_first_request(sender: Flask, **_: Any) -> None:
         # By now the app is complete, whatever was initialised after this.
         request_started.disconnect(before_first_request, app)
-        exempt_from_csrf_protect(app)
+        exempt_from_csrf_protect(sender)
 
     request_started.connect(before_first_request, app, weak=False)
 

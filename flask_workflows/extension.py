@@ -22,6 +22,7 @@ from flask import appcontext_pushed
 from flask import Flask
 
 from . import models
+from . import operations
 from . import service
 from .audit import By
 from .cli import workflows_group
@@ -87,6 +88,7 @@ class Workflows:
         redact: Hook | None = None,
     ) -> None:
         self.registry = Registry()
+        self.registry.add_own(operations.declare(self))
         self.events = EventTypes()
         #: Null: the database's clock. Set in tests; every stored instant then comes from it.
         self.clock: Clock | None = None

@@ -17,6 +17,13 @@ class Registry:
     def __init__(self) -> None:
         self._workflows: dict[str, dict[int, Workflow[Any, Any]]] = {}
         self._steps: dict[str, Step[Any, Any]] = {}
+        #: The package's own: every worker runs them, no list of the app's workflows holds them.
+        self._own: set[str] = set()
+
+    def add_own(self, workflow: Workflow[Any, Any]) -> None:
+        """Register a workflow of the package's own."""
+        self._own.add(workflow.name)
+        self._workflows[workflow.name] = {workflow.version: workflow}
 
     def add_workflow(self, workflow: Workflow[Any, Any]) -> None:
         versions = self._workflows.setdefault(workflow.name, {})
@@ -37,7 +44,10 @@ class Registry:
         self._steps[step.name] = step
 
     def workflows(self) -> list[Workflow[Any, Any]]:
-        """Every registered version, by name and version."""
+        """Every registered version of the app's workflows, by name and version."""
+        return [workflow for workflow in self._every() if workflow.name not in self._own]
+
+    def _every(self) -> list[Workflow[Any, Any]]:
         return [versions[version] for _, versions in sorted(self._workflows.items()) for version in sorted(versions)]
 
     def versions(self, name: str) -> list[Workflow[Any, Any]]:
@@ -57,7 +67,7 @@ class Registry:
         """The version new runs start on."""
         versions = self._workflows.get(name)
         if not versions:
-            known = ", ".join(sorted(self._workflows)) or "none"
+            known = ", ".join(sorted(set(self._workflows) - self._own)) or "none"
             raise NotRegistered(
                 f"no workflow named {name!r} is registered here (registered: {known}); import the module that "
                 "declares it, or list that module in WORKFLOWS_IMPORTS"
@@ -81,4 +91,4 @@ class Registry:
 
     def ranges(self) -> list[tuple[str, int, int]]:
         """What a worker with this registry can execute."""
-        return [workflow.ranges for workflow in self.workflows()]
+        return [workflow.ranges for workflow in self._every()]

@@ -8,6 +8,7 @@ the operation is ordered: those ticked, or those that match a filter and are not
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ from .runs import RunQuery
 from .runtime import current_runtime
 from .runtime import Runtime
 from .store import reading as read
+from .values import codec_for
+from .values import ValueCodec
 
 if TYPE_CHECKING:
     from .extension import Workflows
@@ -137,6 +140,34 @@ def act(operation: str, order: Order, cursor: str | None) -> Chunk:
 
 
 _act = Step(act, name="act")
+
+_ORDERS = ValueCodec(codec_for(Order), noun="order", subject="the order")
+_TALLIES = ValueCodec(codec_for(Tally), noun="tally", subject="the tally")
+
+
+def order_json(order: Order) -> str:
+    """The order as text."""
+    return _ORDERS.dump(order, where="the order")
+
+
+def order_from(text: str) -> Order:
+    """The order from its text."""
+    order: Order = _ORDERS.load(text, where="the order")
+    return order
+
+
+def order_of(run: Run) -> tuple[Order, int]:
+    """What an operation was ordered to do, and to how many runs."""
+    order: Order = _ORDERS.load(json.dumps(run.input["order"]), where=f"run {run.id}")
+    return order, int(run.input["expected"])
+
+
+def tally_of(run: Run) -> Tally | None:
+    """What came of an operation; null while it goes on, and where it was stopped."""
+    if not isinstance(run.output_json, str):
+        return None
+    tally: Tally = _TALLIES.load(run.output_json, where=f"run {run.id}")
+    return tally
 
 
 def _next(runtime: Runtime, order: Order, cursor: str | None) -> tuple[tuple[Run, ...], str | None]:

@@ -66,6 +66,8 @@ class Order:
     runs: tuple[str, ...] = ()
     query: RunQuery | None = None
     until: str | None = None
+    #: The workspaces that whoever ordered it may see, and so may see it; null for all.
+    scope: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,14 +76,14 @@ def _ordered(visit: Visit, action: str) -> Order:
             raise FilterError("No run is ticked. Tick some, or tick “All that match”.")
         if len(ticked) > _TICKED:
             raise FilterError(f"{len(ticked)} runs are ticked; {_TICKED} is the most at once.")
-        return Order(action, visit.by, runs=_permitted(visit, action, ticked))
+        return Order(action, visit.by, runs=_permitted(visit, action, ticked), scope=visit.scope)
     with visit.reading() as connection:
         now = visit.now(connection)
     filters = read_filters(visit, given, now)
     query = replace(filters.query, cursor=None, limit=50)
     with visit.reading() as connection:
         newest = read.list_runs(connection, replace(query, limit=1), scan=SCAN, real_time=visit.real_time).runs
-    return Order(action, visit.by, query=query, until=newest[0].id if newest else None)
+    return Order(action, visit.by, query=query, until=newest[0].id if newest else None, scope=visit.scope)
 
 
 def _permitted(visit: Visit, action: str, ids: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,7 +140,6 @@ def start(visit: Visit) -> ResponseReturnValue:
         visit.runtime,
         BULK,
         operations.input_of(visit.runtime, order, expected),
-        workspace=_workspace(visit),
         run_id=operation,
         by=visit.by,
     )
@@ -160,51 +159,51 @@ def _expected(visit: Visit, order: Order) -> int:
     return min(sum(share.count for share in shares if share.status in kind.statuses), MOST)
 
 
-def _workspace(visit: Visit) -> str | None:
-    """Where the operation's own run belongs: to the visitor's workspace, if that is one."""
-    return visit.scope[0] if visit.scope is not None and len(visit.scope) == 1 and visit.scope[0] else None
-
-
 def listed(visit: Visit) -> ResponseReturnValue:
     """The newest operations."""
     with visit.reading() as connection:
         now = visit.now(connection)
-        query = RunQuery(workflow=BULK, workspace=visit.scope, limit=50)
-        page = read.list_runs(connection, query, payloads=True, real_time=visit.real_time)
-        rows = tuple(_operation(connection, run) for run in page.runs)
+        page = read.list_runs(connection, RunQuery(workflow=BULK, limit=100), payloads=True, real_time=visit.real_time)
+        rows = tuple(_operation(connection, run) for run in page.runs if _sees(visit, run))
     return visit.page("operations", now, rows, section="runs")
 
 
 def operation(visit: Visit, run_id: str) -> ResponseReturnValue:
     """One operation, while it goes on and after."""
-    found = find(visit, run_id)
-    if not isinstance(found, Run):
-        return found
-    if found.workflow != BULK:
+    run = _find(visit, run_id)
+    if run is None:
         return visit.no_run(run_id)
     with visit.reading() as connection:
         now = visit.now(connection)
-        run = read.read_run(connection, run_id)
         workers = read.live_workers(connection, now)
-        shown = None if run is None else _operation(connection, run)
-    if run is None or shown is None:
-        return visit.no_run(run_id)
+        shown = _operation(connection, run)
     shown = replace(shown, now=headline(shown, workers=bool(workers) or visit.runtime.inline))
-    return visit.page("operation", now, shown, section="runs", interval=3)
+    return visit.page("operation", now, shown, section="runs", interval=3, linked=visit.sees(run.workspace))
 
 
 def stop(visit: Visit, run_id: str) -> ResponseReturnValue:
     """Let an operation end before its next runs."""
-    found = find(visit, run_id)
-    if not isinstance(found, Run):
-        return found
-    if found.workflow != BULK:
+    found = _find(visit, run_id)
+    if found is None:
         return visit.no_run(run_id)
     if found.finished:
         return visit.done("It had ended already.", ".operation", run_id=run_id)
     with suppress(RunFinished):
         service.cancel(visit.runtime, run_id, by=visit.by)
     return visit.done("It stops after the runs it is at.", ".operation", run_id=run_id)
+
+
+def _find(visit: Visit, run_id: str) -> Run | None:
+    """The operation, if the visitor may see it."""
+    with visit.reading() as connection:
+        run = read.read_run(connection, run_id)
+    return run if run is not None and run.workflow == BULK and _sees(visit, run) else None
+
+
+def _sees(visit: Visit, run: Run) -> bool:
+    """Whether all that an operation may touch lies in the visitor's scope."""
+    order, _ = operations.order_of(run)
+    return visit.scope is None or (order.scope is not None and set(order.scope) <= set(visit.scope))
 
 
 def _operation(connection: sa.Connection, run: Run) -> Operation:

@@ -49,6 +49,7 @@ from .history import caller
 from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .names import check_label
+from .runs import PROGRESS
 from .store import Change
 from .store import NewEvent
 from .store import NewRun
@@ -65,9 +66,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-#: The key `progress` publishes under.
-PROGRESS = "$progress"
 
 #: A step whose transaction lost against a rival is run again at once, at most this often.
 CONFLICT_RETRIES = 20

@@ -15,7 +15,6 @@ from typing import TypeVar
 from . import service
 from .audit import By
 from .context import outside_steps
-from .context import PROGRESS
 from .context import WorkflowContext
 from .durations import to_ms
 from .errors import MisplacedCall
@@ -24,6 +23,7 @@ from .errors import RunCancelled
 from .errors import RunFailed
 from .errors import WaitTimeout
 from .events import Progress
+from .runs import PROGRESS
 from .runs import Run
 from .runs import RunStatus
 from .runtime import Runtime

@@ -261,6 +261,14 @@ audit = sa.Table(
 )
 _of_run = audit.c.run_id.is_not(None)
 sa.Index("workflow_audit_run", audit.c.run_id, audit.c.id, postgresql_where=_of_run, sqlite_where=_of_run)
+_by_operation = audit.c.operation.is_not(None)
+sa.Index(
+    "workflow_audit_operation",
+    audit.c.operation,
+    audit.c.id,
+    postgresql_where=_by_operation,
+    sqlite_where=_by_operation,
+)
 
 #: How many runs ended in which way, by the quarter of an hour.
 stats = sa.Table(

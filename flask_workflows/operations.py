@@ -47,11 +47,7 @@ MOST = 50_000
 #: Runs looked at, at a time, for a filter that no index knows.
 _SCAN = 10_000
 
-ACTIONS: Mapping[str, Callable[..., Run]] = {
-    "cancel": service.cancel,
-    "retry": service.retry,
-    "wake": service.wake,
-}
+ACTIONS: Mapping[str, Callable[..., Run]] = {"cancel": service.cancel, "retry": service.retry, "wake": service.wake}
 
 #: The run is not what the action is for, or not any more.
 _SKIPPED = (RunFinished, RunNotFailed, RunNotSleeping, RunChanged, RunNotFound)
@@ -156,6 +152,11 @@ def order_from(text: str) -> Order:
     """The order from its text."""
     order: Order = _ORDERS.load(text, where="the order")
     return order
+
+
+def input_of(order: Order, expected: int) -> dict[str, Any]:
+    """The arguments of the workflow, as they are stored."""
+    return {"order": json.loads(order_json(order)), "expected": expected}
 
 
 def order_of(run: Run) -> tuple[Order, int]:

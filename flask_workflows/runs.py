@@ -50,6 +50,9 @@ class RunStatus(StrEnum):
             return unknown
 
 
+#: The key under which a run publishes how far it is.
+PROGRESS = "$progress"
+
 LIVE = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.SLEEPING, RunStatus.WAITING)
 FINISHED = frozenset({RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED})
 
@@ -433,6 +436,16 @@ class EmittedEvent:
     def unmatched(self) -> bool:
         """Looked at, and no wait ended with it."""
         return self.matched_at is not None and self.woke == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many runs of a list are of one workflow, version and status."""
+
+    workflow: str
+    version: int
+    status: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)

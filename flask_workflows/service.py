@@ -261,11 +261,13 @@ def start(
     key: str | None = None,
     workspace: str | int | None = None,
     delay: timedelta | float | None = None,
+    run_id: str | None = None,
     by: By | None = None,
 ) -> tuple[str, bool]:
     """Start a run with JSON values by parameter name, as they are stored; answer its id, and whether it is new.
 
-    Where an unfinished run has the key, that is the one. Raises `NotRegistered`, `UndecodableValue` where the input
+    Where an unfinished run has the key, that is the one. With a `run_id`, made by `new_id`, the start is done once
+    however often it is asked for: where that run is there already, it is the one. Raises `NotRegistered`, `UndecodableValue` where the input
     does not fit the workflow, and `ValueRefused` where it is too large.
     """
     known = runtime.registry.latest(workflow)
@@ -273,8 +275,24 @@ def start(
     text = value_codec(noun="input").dump(input, where=known.where, max_bytes=runtime.config.max_payload_bytes)
     args, kwargs = known.codec.load_call(text, where=known.where)
     run = new_run(runtime, known, options, args, kwargs)
-    holder = spawn(runtime, known, run, by)
-    return holder, holder == run.id
+    if run_id is None:
+        holder = spawn(runtime, known, run, by)
+        return holder, holder == run.id
+    if _exists(runtime, run_id):
+        return run_id, False
+    try:
+        holder = spawn(runtime, known, run._replace(id=run_id), by)
+    except Exception as error:
+        # Asked for twice at the same moment.
+        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, run_id):
+            raise
+        return run_id, False
+    return holder, holder == run_id
+
+
+def _exists(runtime: Runtime, run_id: str) -> bool:
+    with reading(runtime.engine) as connection:
+        return read_run(connection, run_id, payloads=False) is not None
 
 
 # Events and messages -----------------------------------------------------------------------

@@ -32,9 +32,10 @@ class Form:
     A page that asks has one that nobody filled in yet. The names of its fields are the form's own; `reason` is in each.
     """
 
-    def __init__(self, visit: Visit, action: Permission) -> None:
+    def __init__(self, visit: Visit, action: Permission, *, sent: bool | None = None) -> None:
         self.action = action
-        self.sent = visit.request.method == "POST"
+        #: A page may ask by POST too, and then says that its form was not sent yet.
+        self.sent = visit.request.method == "POST" if sent is None else sent
         #: What to say at a field, by its name.
         self.errors: dict[str, str] = {}
         self.needs_reason = action in visit.runtime.config.require_reason

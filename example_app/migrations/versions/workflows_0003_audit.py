@@ -52,6 +52,13 @@ def upgrade(engine_name=""):
         postgresql_where=sa.text("run_id IS NOT NULL"),
         sqlite_where=sa.text("run_id IS NOT NULL"),
     )
+    op.create_index(
+        "workflow_audit_operation",
+        "workflow_audit",
+        ["operation", "id"],
+        postgresql_where=sa.text("operation IS NOT NULL"),
+        sqlite_where=sa.text("operation IS NOT NULL"),
+    )
     op.create_table(
         "workflow_stats",
         sa.Column("at", sa.BigInteger(), nullable=False),

@@ -116,9 +116,7 @@ def confirm_page(action: str, shares: Sequence[Share], samples: Iterable[Run]) -
         skipped=skipped,
         shares=_by_version(share for share in shares if share.status in kind.statuses),
         samples=tuple(
-            Sample(run.id, run.workflow, run.status, run.created_at)
-            for run in samples
-            if run.status in kind.statuses
+            Sample(run.id, run.workflow, run.status, run.created_at) for run in samples if run.status in kind.statuses
         )[:SAMPLES],
         effects=tuple((effect,) for effect in kind.effects),
         danger=kind.danger,

@@ -9,6 +9,7 @@ from . import actions
 from . import assets
 from . import audit
 from . import health
+from . import bulk
 from . import now
 from . import registry
 from . import run
@@ -32,6 +33,7 @@ ROUTES: tuple[Route, ...] = (
     *runs.ROUTES,
     *run.ROUTES,
     *actions.ROUTES,
+    *bulk.ROUTES,
     *waits.ROUTES,
     *registry.ROUTES,
     *audit.ROUTES,

@@ -136,13 +136,7 @@ def start(visit: Visit) -> ResponseReturnValue:
     if not form.ok:
         return _ask(visit, order, operation, form)
     order = replace(order, by=visit.by)
-    _, created = service.start(
-        visit.runtime,
-        BULK,
-        operations.input_of(visit.runtime, order, expected),
-        run_id=operation,
-        by=visit.by,
-    )
+    _, created = service.start(visit.runtime, BULK, operations.input_of(order, expected), run_id=operation, by=visit.by)
     told = f"{kind.noun} {expected:,} runs." if created else "This was ordered already."
     return visit.done(told, ".operation", run_id=operation)
 
@@ -219,7 +213,7 @@ def _operation(connection: sa.Connection, run: Run) -> Operation:
         reason=order.by.reason,
         created_at=run.created_at,
         finished_at=run.finished_at,
-        seen=tally.seen if tally is not None else max(progress, done),
+        seen=tally.seen if tally is not None else max(int(progress), done),
         expected=expected,
         done=done,
         skipped=None if tally is None else max(tally.seen - tally.refused - done, 0),

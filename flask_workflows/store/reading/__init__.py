@@ -15,6 +15,10 @@ from .metrics import measure_due
 from .metrics import measure_live
 from .metrics import measure_waits
 from .metrics import workers_seen
+from .operations import count_operation
+from .operations import read_progress
+from .operations import split_listed
+from .operations import split_runs
 from .overview import count_created
 from .overview import count_live
 from .overview import count_unknown
@@ -68,6 +72,7 @@ __all__ = [
     "count_live",
     "count_newer",
     "count_rows",
+    "count_operation",
     "count_runs",
     "count_steps",
     "count_unfinished",
@@ -98,6 +103,7 @@ __all__ = [
     "read_due",
     "read_heads",
     "read_open_steps",
+    "read_progress",
     "read_run",
     "read_running",
     "read_signs",
@@ -108,6 +114,8 @@ __all__ = [
     "recent_versions",
     "selected_ids",
     "server_version",
+    "split_listed",
+    "split_runs",
     "waits_for",
     "workers_seen",
     "workflow_names",

@@ -9,7 +9,10 @@ import sqlalchemy as sa
 
 from ...models import audit
 from ...models import runs
+from ...models import state
 from ...runs import Count
+from ...runs import decode
+from ...runs import PROGRESS
 from ...runs import RunQuery
 from ...runs import Share
 from .rows import capped
@@ -46,6 +49,14 @@ def _shares(connection: sa.Connection, ids: Sequence[str] | sa.Select[tuple[str]
         .limit(1_000)
     )
     return tuple(Share(*row) for row in connection.execute(query))
+
+
+def read_progress(connection: sa.Connection, run_id: str) -> float:
+    """How much a run said last that it has done; 0 if nothing."""
+    text = connection.scalar(sa.select(state.c.value).where(state.c.run_id == run_id, state.c.key == PROGRESS))
+    value = decode(text)
+    done = value.get("done") if isinstance(value, dict) else None
+    return done if isinstance(done, int | float) else 0
 
 
 def count_operation(connection: sa.Connection, operation: str, *, cap: int) -> Count:

@@ -248,7 +248,7 @@ def test_crash_anywhere_acts_on_each_run_once(rows: Rows, workflows: Workflows) 
         ids = [rows.run("sleeping", due_at=2**42) for _ in range(3)]
         meant = Order("cancel", By("ana"), runs=tuple(ids))
         with attempt:
-            workflows.spawn(BULK, operations.input_of(meant, 3))
+            workflows.spawn(BULK, {"order": meant, "expected": 3})
             run_until_idle(workflows)
         run_until_idle(workflows)
 

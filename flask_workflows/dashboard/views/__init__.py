@@ -8,8 +8,8 @@ from ..visit import Link
 from . import actions
 from . import assets
 from . import audit
-from . import health
 from . import bulk
+from . import health
 from . import now
 from . import registry
 from . import run

@@ -33,6 +33,7 @@ from flask_workflows.runs import Count
 from flask_workflows.runs import Due
 from flask_workflows.runs import DueGroup
 from flask_workflows.runs import RunningQueue
+from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
 from flask_workflows.runs import Worker
 from flask_workflows.store import reading as read
@@ -796,8 +797,7 @@ QUESTIONS: dict[str, Callable[[sa.Connection, tuple[str, ...] | None], Any]] = {
     "due": lambda c, w: read.read_due(c, NOW, w),
     "running": lambda c, w: read.read_running(c, w),
     "live": lambda c, w: read.count_live(c, w),
-    "failed today": lambda c, w: read.count_created(c, RunStatus.FAILED, NOW - timedelta(days=1), w),
-    "completed today": lambda c, w: read.count_created(c, RunStatus.COMPLETED, NOW - timedelta(days=1), w),
+    "today": lambda c, w: read.count_runs(c, RunQuery(created_after=NOW - timedelta(days=1), workspace=w)),
     "unknown": lambda c, w: read.count_unknown(c, ["workflow-1"], w),
     "lost": lambda c, w: read.list_lost(c, NOW, PATIENCE, ["worker"], w, limit=5),
     "overdue": lambda c, w: read.list_overdue(c, NOW, PATIENCE, w, limit=5),

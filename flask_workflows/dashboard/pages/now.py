@@ -20,6 +20,7 @@ from ...explain import worker_name
 from ...runs import Count
 from ...runs import Due
 from ...runs import Run
+from ...runs import RunStatus
 from ...runs import Step
 from ...runs import Worker
 from ..access import Permission
@@ -30,7 +31,7 @@ from ..verdict import Verdict
 
 #: The statuses of the strip: unfinished ones exact, finished ones of the last 24 hours.
 UNFINISHED = ("pending", "running", "sleeping", "waiting", "retrying")
-ENDED = ("failed", "completed", "cancelled")
+ENDED = (RunStatus.FAILED, RunStatus.COMPLETED, RunStatus.CANCELLED)
 
 #: How many rows of a kind ask for attention at most; together there are 20 at most.
 MOST = {"nobody": 4, "unknown": 3, "lost": 4, "overdue": 3, "ending": 3, "failed": 3}
@@ -132,21 +133,22 @@ class Troubles:
     failed: Sequence[Run] | None = None
 
 
-def tiles(live: Mapping[str, Count] | None, ended: Mapping[str, Count] | None) -> tuple[Tile, ...]:
-    made = []
-    for status in (*UNFINISHED, *ENDED):
-        lately = status in ENDED
-        counts = ended if lately else live
-        args = [("status", "sleeping" if status == "retrying" else status)]
-        made.append(
-            Tile(
-                status,
-                None if counts is None else counts[status],
-                (*args, ("time", "24h")) if lately else tuple(args),
-                lately,
-            )
+def tiles(live: Mapping[str, Count] | None, ended: Mapping[RunStatus, Count] | None) -> tuple[Tile, ...]:
+    # Retrying ones are stored as sleeping.
+    unfinished = [
+        Tile(
+            status,
+            None if live is None else live[status],
+            (("status", "sleeping" if status == "retrying" else status),),
+            lately=False,
         )
-    return tuple(made)
+        for status in UNFINISHED
+    ]
+    others = [
+        Tile(status, None if ended is None else ended[status], (("status", status), ("time", "24h")), lately=True)
+        for status in ENDED
+    ]
+    return (*unfinished, *others)
 
 
 def attention(

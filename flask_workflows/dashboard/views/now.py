@@ -20,6 +20,7 @@ from ...explain import Surroundings
 from ...runs import Count
 from ...runs import Due
 from ...runs import Run
+from ...runs import RunQuery
 from ...runs import RunStatus
 from ...runs import Step
 from ...store import reading as read
@@ -96,17 +97,13 @@ def _live(visit: Visit) -> Mapping[str, Count] | None:
     )
 
 
-def _ended(visit: Visit, at: datetime) -> Mapping[str, Count] | None:
-    """How many of the runs created in the last 24 hours ended in each way."""
-    since = at - timedelta(hours=HOURS)
-
-    def count(connection: sa.Connection) -> Mapping[str, Count]:
-        return {
-            status: read.count_created(connection, RunStatus(status), since, visit.scope, real_time=visit.real_time)
-            for status in pages.ENDED
-        }
-
-    return visit.site.kept.get(("now", "ended", visit.scope), lambda: part(visit, count))
+def _ended(visit: Visit, at: datetime) -> Mapping[RunStatus, Count] | None:
+    """How many of the runs created in the last 24 hours have which status, as the list counts them."""
+    query = RunQuery(created_after=at - timedelta(hours=HOURS), workspace=visit.scope)
+    return visit.site.kept.get(
+        ("now", "ended", visit.scope),
+        lambda: part(visit, lambda c: read.count_runs(c, query, real_time=visit.real_time)),
+    )
 
 
 # What asks for attention -------------------------------------------------------------------

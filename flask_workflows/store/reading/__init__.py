@@ -19,7 +19,6 @@ from .operations import count_operation
 from .operations import read_progress
 from .operations import split_listed
 from .operations import split_runs
-from .overview import count_created
 from .overview import count_live
 from .overview import count_unknown
 from .overview import ended_by_quarter
@@ -68,7 +67,6 @@ __all__ = [
     "EventPlace",
     "StepPage",
     "count_ahead",
-    "count_created",
     "count_live",
     "count_newer",
     "count_operation",

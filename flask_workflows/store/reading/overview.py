@@ -189,14 +189,6 @@ def _count_retrying(connection: sa.Connection, workspaces: Workspaces, *, cut: b
     return Count(connection.scalar(query) or 0, capped=cut)
 
 
-def count_created(
-    connection: sa.Connection, status: RunStatus, since: datetime, workspaces: Workspaces, *, real_time: bool = True
-) -> Count:
-    """How many runs of a status were created since, up to a cap."""
-    found = newest(status, workspaces, limit=LOOKED_AT + 1, created_after=since, real_time=real_time)
-    return capped(connection.scalar(sa.select(sa.func.count()).select_from(found)) or 0, LOOKED_AT + 1)
-
-
 # What failed, what nobody knows ------------------------------------------------------------
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from ...models import runs
-from ...names import id_at
 from ...runs import RunStatus
 from .rows import Conditions
-from .rows import millis
+from .rows import OWNED
 from .rows import REMARKABLE
 
 #: How many runs of a status are looked at where more would be too many.
@@ -20,41 +18,30 @@ LOOKED_AT = 10_000
 #: A scope of more workspaces is not looked through one by one.
 _MANY_WORKSPACES = 50
 
-#: How far the clocks that made ids may be off the database's, which made `created_at`.
-_SKEW_MS = 60_000
-
-_OWNED: sa.ColumnElement[bool] = runs.c.workspace != sa.literal("", literal_execute=True)
-
 Workspaces = tuple[str, ...] | None
 
 
 def newest(
-    status: RunStatus,
-    workspaces: Workspaces,
-    *columns: sa.ColumnElement[Any],
-    limit: int | None = LOOKED_AT,
-    created_after: datetime | None = None,
-    real_time: bool = True,
+    status: RunStatus, workspaces: Workspaces, *columns: sa.ColumnElement[Any], limit: int | None = LOOKED_AT
 ) -> sa.Subquery:
     """The newest runs of a status in some workspaces, or in all for null; `id` and the columns.
 
     Each workspace has an index of its own to be looked through. Runs of no workspace have not, nor have completed runs
     of all: they are among the newest `limit` runs of the status, or of every status.
     """
-    window = () if created_after is None else _since(created_after, ids=real_time)
     chosen = (runs.c.id, *columns)
     if workspaces is None:
-        return _everywhere(status, None, chosen, window, limit).subquery("newest")
+        return _everywhere(status, None, chosen, limit).subquery("newest")
 
     named = [workspace for workspace in workspaces if workspace]
     if len(named) > _MANY_WORKSPACES:
-        return _everywhere(status, workspaces, chosen, window, limit).subquery("newest")
+        return _everywhere(status, workspaces, chosen, limit).subquery("newest")
     members = [
-        _ordered((runs.c.workspace == workspace, _OWNED, runs.c.status == status.value, *window), chosen, limit)
+        _ordered((runs.c.workspace == workspace, OWNED, runs.c.status == status.value), chosen, limit)
         for workspace in named
     ]
     if "" in workspaces:
-        members.append(_everywhere(status, ("",), chosen, window, limit))
+        members.append(_everywhere(status, ("",), chosen, limit))
     if not members:
         return sa.select(*chosen).where(sa.false()).subquery("newest")
     # A member with an order and a limit must be a table of its own.
@@ -62,12 +49,12 @@ def newest(
 
 
 def _everywhere(
-    status: RunStatus, workspaces: Workspaces, columns: tuple[Any, ...], window: Conditions, limit: int | None
+    status: RunStatus, workspaces: Workspaces, columns: tuple[Any, ...], limit: int | None
 ) -> sa.Select[Any]:
     matches: list[Any] = []
-    probe = (runs.c.status == status.value, REMARKABLE, *window)
+    probe: Conditions = (runs.c.status == status.value, REMARKABLE)
     if status is RunStatus.COMPLETED:
-        probe = window
+        probe = ()
         matches.append(runs.c.status)
     if workspaces is not None:
         matches.append(runs.c.workspace)
@@ -84,9 +71,3 @@ def _everywhere(
 
 def _ordered(conditions: Conditions, columns: tuple[Any, ...], limit: int | None) -> sa.Select[Any]:
     return sa.select(*columns).where(*conditions).order_by(runs.c.id.desc()).limit(limit)
-
-
-def _since(instant: datetime, *, ids: bool) -> Conditions:
-    after = millis(instant)
-    created = (runs.c.created_at >= after,)
-    return (*created, runs.c.id >= id_at(max(after - _SKEW_MS, 0))) if ids else created

@@ -339,6 +339,33 @@ class RunningQueue:
 
 
 @dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Failed runs of one cause; where none was stored, of one workflow, class and step."""
+
+    cause: str | None
+    #: Of them all the one created last.
+    newest: Run
+    count: int
+    first: datetime
+    last: datetime
+    versions: tuple[int, ...]
+    #: How many failed in each hour that was asked for, by its number from the epoch.
+    by_hour: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """What failed, by cause, the cause of the last failure first.
+
+    `looked_at` is capped where only the newest failed runs were, `more` says how many causes are not listed.
+    """
+
+    groups: tuple[FailureGroup, ...]
+    looked_at: Count
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Signs:
     """What stands over every page: whether somebody works, and how much asks for attention."""
 

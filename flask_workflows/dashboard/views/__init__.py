@@ -9,6 +9,7 @@ from . import actions
 from . import assets
 from . import audit
 from . import bulk
+from . import failures
 from . import health
 from . import now
 from . import registry
@@ -21,7 +22,8 @@ from . import waits
 LINKS = (
     Link("Now", ".index", "now"),
     Link("Runs", ".runs", "runs"),
-    Link("Waits", ".waits", "waits"),
+    Link("Failures", ".failures", "failures", counted="Causes of failures in the last 24 hours"),
+    Link("Waits", ".waits", "waits", counted="Overdue timers and time-outs"),
     Link("Registry", ".registry", "registry"),
     Link("Audit", ".audit", "audit", Permission.VIEW_AUDIT),
     Link("System", ".system", "system", Permission.VIEW_SYSTEM),
@@ -30,6 +32,7 @@ LINKS = (
 ROUTES: tuple[Route, ...] = (
     *assets.ROUTES,
     *now.ROUTES,
+    *failures.ROUTES,
     *runs.ROUTES,
     *run.ROUTES,
     *actions.ROUTES,

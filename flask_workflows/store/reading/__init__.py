@@ -10,6 +10,7 @@ from .connection import reading
 from .event_pages import EventPlace
 from .event_pages import list_event_page
 from .events import list_events
+from .failures import list_failures
 from .health import oldest_due
 from .metrics import measure_due
 from .metrics import measure_live
@@ -86,6 +87,7 @@ __all__ = [
     "list_event_page",
     "list_events",
     "list_failed",
+    "list_failures",
     "list_lost",
     "list_overdue",
     "list_runs",

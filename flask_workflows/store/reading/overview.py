@@ -34,6 +34,7 @@ from .rows import run_of
 from .rows import SUMMARY
 from .runs import workflow_names
 from .scope import LOOKED_AT
+from .scope import looked_at
 from .scope import newest
 from .scope import Workspaces
 from .workers import WORKER_SILENCE
@@ -228,11 +229,10 @@ def ended_by_quarter(
     for status in statuses:
         ended = newest(status, workspaces, runs.c.finished_at)
         quarter = ended.c.finished_at // QUARTER_MS
-        late = sa.case((ended.c.finished_at >= millis(since), quarter))
-        query = sa.select(late.label("quarter"), sa.func.count()).group_by(late)
-        counted = connection.execute(query).all()
-        found += [(instant(at * QUARTER_MS), status, count) for at, count in counted if at is not None]
-        cut = cut or sum(count for _, count in counted) >= LOOKED_AT
+        query = sa.select(quarter, sa.func.count()).group_by(quarter)
+        counted = connection.execute(query.where(ended.c.finished_at >= millis(since)))
+        found += [(instant(at * QUARTER_MS), status, count) for at, count in counted]
+        cut = cut or looked_at(connection, status, workspaces).capped
     return found, cut
 
 
@@ -245,8 +245,9 @@ def read_signs(connection: sa.Connection, now: datetime, patience: timedelta, wo
     due = _due(now, workspaces, limit=1)
     late = _due(now - patience, workspaces, runs.c.status, limit=_SIGNS_CAP)
     overdue = sa.select(sa.func.count()).select_from(late).where(late.c.status.in_(_TIMED)).scalar_subquery()
-    failed = newest(RunStatus.FAILED, workspaces, runs.c.finished_at, runs.c.workflow, limit=_SIGNS_CAP)
-    causes = sa.select(sa.func.count(failed.c.workflow.distinct())).where(failed.c.finished_at >= millis(now - _DAY))
+    failed = newest(RunStatus.FAILED, workspaces, runs.c.finished_at, runs.c.cause, runs.c.workflow, limit=_SIGNS_CAP)
+    cause = sa.func.coalesce(failed.c.cause, failed.c.workflow)
+    causes = sa.select(sa.func.count(cause.distinct())).where(failed.c.finished_at >= millis(now - _DAY))
     row = connection.execute(sa.select(works, sa.exists(sa.select(due.c.id)), overdue, causes.scalar_subquery())).one()
     return Signs(bool(row[0]), bool(row[1]), capped(row[2], _SIGNS_CAP), Count(row[3]))
 

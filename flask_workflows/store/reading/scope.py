@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from ...models import runs
+from ...runs import Count
 from ...runs import RunStatus
 from .rows import Conditions
 from .rows import OWNED
@@ -21,6 +24,50 @@ _MANY_WORKSPACES = 50
 Workspaces = tuple[str, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Runs that one index finds in the order of ids. What no index knows of them is left to be compared."""
+
+    conditions: Conditions
+    status: RunStatus | None = None
+    workspaces: Workspaces = None
+
+    def newest(self, columns: tuple[sa.ColumnElement[Any], ...], limit: int | None) -> sa.Select[Any]:
+        compared = {"status": self.status, "workspace": self.workspaces}
+        named = {column.name for column in columns}
+        more = [runs.c[name] for name, value in compared.items() if value is not None and name not in named]
+        found = sa.select(*columns, *more).where(*self.conditions).order_by(runs.c.id.desc()).limit(limit)
+        if self.status is None and self.workspaces is None:
+            return found
+        looked = found.subquery()
+        chosen = sa.select(*(looked.c[column.name] for column in columns))
+        if self.status is not None:
+            chosen = chosen.where(looked.c.status == self.status.value)
+        return chosen if self.workspaces is None else chosen.where(looked.c.workspace.in_(self.workspaces))
+
+    def beyond(self, limit: int) -> sa.Select[Any]:
+        """The first run that `newest` does not look at."""
+        return sa.select(runs.c.id).where(*self.conditions).order_by(runs.c.id.desc()).offset(limit).limit(1)
+
+
+def _members(status: RunStatus, workspaces: Workspaces) -> Iterator[_Member]:
+    named = None if workspaces is None else [workspace for workspace in workspaces if workspace]
+    if workspaces is None or named is None or len(named) > _MANY_WORKSPACES:
+        yield _everywhere(status, workspaces)
+        return
+    for workspace in named:
+        yield _Member((runs.c.workspace == workspace, OWNED, runs.c.status == status.value))
+    if "" in workspaces:
+        yield _everywhere(status, ("",))
+
+
+def _everywhere(status: RunStatus, workspaces: Workspaces) -> _Member:
+    if status is RunStatus.COMPLETED:
+        # No index holds the completed ones of all workflows.
+        return _Member((), status, workspaces)
+    return _Member((runs.c.status == status.value, REMARKABLE), None, workspaces)
+
+
 def newest(
     status: RunStatus, workspaces: Workspaces, *columns: sa.ColumnElement[Any], limit: int | None = LOOKED_AT
 ) -> sa.Subquery:
@@ -30,44 +77,22 @@ def newest(
     of all: they are among the newest `limit` runs of the status, or of every status.
     """
     chosen = (runs.c.id, *columns)
-    if workspaces is None:
-        return _everywhere(status, None, chosen, limit).subquery("newest")
-
-    named = [workspace for workspace in workspaces if workspace]
-    if len(named) > _MANY_WORKSPACES:
-        return _everywhere(status, workspaces, chosen, limit).subquery("newest")
-    members = [
-        _ordered((runs.c.workspace == workspace, OWNED, runs.c.status == status.value), chosen, limit)
-        for workspace in named
-    ]
-    if "" in workspaces:
-        members.append(_everywhere(status, ("",), chosen, limit))
+    members = [member.newest(chosen, limit) for member in _members(status, workspaces)]
     if not members:
         return sa.select(*chosen).where(sa.false()).subquery("newest")
+    if len(members) == 1:
+        return members[0].subquery("newest")
     # A member with an order and a limit must be a table of its own.
-    return sa.union_all(*(sa.select(member.subquery()) for member in members)).subquery("newest")
+    merged = sa.union_all(*(sa.select(member.subquery()) for member in members)).subquery()
+    return sa.select(merged).order_by(merged.c.id.desc()).limit(limit).subquery("newest")
 
 
-def _everywhere(
-    status: RunStatus, workspaces: Workspaces, columns: tuple[Any, ...], limit: int | None
-) -> sa.Select[Any]:
-    matches: list[Any] = []
-    probe: Conditions = (runs.c.status == status.value, REMARKABLE)
-    if status is RunStatus.COMPLETED:
-        probe = ()
-        matches.append(runs.c.status)
-    if workspaces is not None:
-        matches.append(runs.c.workspace)
-    if not matches:
-        return _ordered(probe, columns, limit)
-
-    named = {column.name for column in columns}
-    looked = _ordered(probe, (*columns, *(c for c in matches if c.name not in named)), limit).subquery()
-    chosen = sa.select(*(looked.c[column.name] for column in columns))
-    if status is RunStatus.COMPLETED:
-        chosen = chosen.where(looked.c.status == status.value)
-    return chosen if workspaces is None else chosen.where(looked.c.workspace.in_(workspaces))
-
-
-def _ordered(conditions: Conditions, columns: tuple[Any, ...], limit: int | None) -> sa.Select[Any]:
-    return sa.select(*columns).where(*conditions).order_by(runs.c.id.desc()).limit(limit)
+def looked_at(connection: sa.Connection, status: RunStatus, workspaces: Workspaces) -> Count:
+    """How many runs `newest` finds; capped where it does not look at all there are."""
+    found = sa.select(sa.func.count()).select_from(newest(status, workspaces)).scalar_subquery()
+    beyond = [member.beyond(LOOKED_AT).subquery() for member in _members(status, workspaces)]
+    if not beyond:
+        return Count(0)
+    more = sa.exists(sa.union_all(*(sa.select(one.c.id) for one in beyond)))
+    count, is_cut = connection.execute(sa.select(found, more)).one()
+    return Count(count, capped=bool(is_cut) or (len(beyond) > 1 and count >= LOOKED_AT))

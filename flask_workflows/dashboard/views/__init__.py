@@ -9,6 +9,7 @@ from . import actions
 from . import assets
 from . import audit
 from . import bulk
+from . import events
 from . import failures
 from . import health
 from . import now
@@ -24,6 +25,7 @@ LINKS = (
     Link("Runs", ".runs", "runs"),
     Link("Failures", ".failures", "failures", counted="Causes of failures in the last 24 hours"),
     Link("Waits", ".waits", "waits", counted="Overdue timers and time-outs"),
+    Link("Events", ".events", "events"),
     Link("Registry", ".registry", "registry"),
     Link("Audit", ".audit", "audit", Permission.VIEW_AUDIT),
     Link("System", ".system", "system", Permission.VIEW_SYSTEM),
@@ -38,6 +40,7 @@ ROUTES: tuple[Route, ...] = (
     *actions.ROUTES,
     *bulk.ROUTES,
     *waits.ROUTES,
+    *events.ROUTES,
     *registry.ROUTES,
     *audit.ROUTES,
     *system.ROUTES,

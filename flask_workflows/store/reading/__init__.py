@@ -10,6 +10,10 @@ from .connection import reading
 from .event_pages import EventPlace
 from .event_pages import list_event_page
 from .events import list_events
+from .events import list_inbox
+from .events import read_event
+from .events import received_at
+from .events import waited_names
 from .failures import list_failures
 from .health import oldest_due
 from .metrics import measure_due
@@ -88,6 +92,7 @@ __all__ = [
     "list_events",
     "list_failed",
     "list_failures",
+    "list_inbox",
     "list_lost",
     "list_overdue",
     "list_runs",
@@ -101,6 +106,7 @@ __all__ = [
     "oldest_due",
     "read_details",
     "read_due",
+    "read_event",
     "read_heads",
     "read_open_steps",
     "read_progress",
@@ -111,11 +117,13 @@ __all__ = [
     "read_step_page",
     "read_steps",
     "reading",
+    "received_at",
     "recent_versions",
     "selected_ids",
     "server_version",
     "split_listed",
     "split_runs",
+    "waited_names",
     "waits_for",
     "workers_seen",
     "workflow_names",

@@ -84,7 +84,7 @@ class TimerPlace:
 
     @classmethod
     def read(cls, text: str) -> TimerPlace:
-        found = re.fullmatch(r"(before|after)\.(-?\d{1,18})\.([0-9A-Za-z_-]{1,36})", text, re.ASCII)
+        found = re.fullmatch(r"(before|after)\.(-?\d{1,18})\.([0-9A-Za-z_-]{0,37})", text, re.ASCII)
         if found is None:
             raise InvalidCursor(f"{text[:50]!r} is not a cursor; take `earlier` or `later` of a page as it is")
         return cls(found[1] == "before", int(found[2]), found[3])
@@ -97,7 +97,8 @@ class TimerPlace:
         return (at >= self.at, sa.or_(at > self.at, id > self.id))
 
     def turned(self) -> TimerPlace:
-        return replace(self, before=not self.before)
+        """The place seen from the other side: the timer itself is beyond it."""
+        return TimerPlace(not self.before, self.at, self.id[:-1] if self.before else f"{self.id}z")
 
 
 def list_timers(

@@ -20,9 +20,11 @@ from datetime import UTC
 from typing import Literal
 
 from . import phrases
+from .hooks import app_hides
 from .redaction import hides
 from .redaction import redact_text
 from .runs import Count
+from .runs import decode
 from .runs import in_ranges
 from .runs import Run
 from .runs import RunError
@@ -619,12 +621,15 @@ def _awaited(step: Step | None, around: Surroundings, beside: Beside) -> Text:
 
 def _matched_by(event: Waited, around: Surroundings) -> Text:
     text: Text = ()
+    hides_too = app_hides()
     for place, (name, value) in enumerate(event.match):
         between = " with " if place == 0 else " and "
         if not around.payloads:
             text = (*text, between, "a certain ", Name(name))
         elif (word := hides(name)) is not None:
             text = (*text, between, Name(name), f" (hidden: matches “{word}”)")
+        elif hides_too is not None and hides_too(f"$.{name}", decode(value)):
+            text = (*text, between, Name(name), " (hidden by the app)")
         else:
             text = (*text, between, Name(name), " = ", Name(phrases.cut(redact_text(value), 100)))
     return text

@@ -7,10 +7,12 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from flask_workflows.hooks import Hook
+from flask_workflows.hooks import app_hides
+from flask_workflows.hooks import Hides
 from flask_workflows.redaction import hides
 from flask_workflows.redaction import redact_error
 from flask_workflows.redaction import redact_text
+from flask_workflows.redaction import under
 from flask_workflows.runs import Attempt
 from flask_workflows.runs import NOT_LOADED
 from flask_workflows.runs import Run
@@ -35,7 +37,11 @@ def record(item: Run | Step | Attempt | RunError) -> dict[str, Any]:
     for name in _STORED.values():
         if name in values:
             values[name] = getattr(item, name)
-    return {name: _plain(value) for name, value in values.items() if value is not NOT_LOADED}
+    return {
+        name: shown(value) if name in _STORED.values() else _plain(value)
+        for name, value in values.items()
+        if value is not NOT_LOADED
+    }
 
 
 def instant(at: datetime | None) -> str | None:
@@ -43,27 +49,24 @@ def instant(at: datetime | None) -> str | None:
     return None if at is None else at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def shown(value: Any, hides_too: Hook | None = None) -> Any:
-    """A decoded value as people may see it: what looks like a secret hidden, and nothing in it that JSON cannot hold.
-
-    `hides_too(path, value)` says what else to hide.
-    """
+def shown(value: Any) -> Any:
+    """A decoded value as people may see it: what looks like a secret hidden, and nothing in it that JSON cannot hold."""
     try:
-        return _shown(value, "$", hides_too)
+        return _shown(value, "$", app_hides())
     except RecursionError:
         return _shown(Undecodable("", "nested too deep"), "$", None)
 
 
-def _shown(value: Any, path: str, hides_too: Hook | None) -> Any:
+def _shown(value: Any, path: str, hides_too: Hides | None) -> Any:
+    if isinstance(value, Undecodable):
+        return {"undecodable": value.reason}
     if hides_too is not None and hides_too(path, value):
-        return "[hidden]"
+        return "[hidden by the app]"
     match value:
-        case Undecodable():
-            return {"undecodable": value.reason}
         case dict():
-            return {key: _held(key, held, f"{path}.{key}", hides_too) for key, held in value.items()}
+            return {key: _held(key, held, under(path, key), hides_too) for key, held in value.items()}
         case list() | tuple():
-            return [_shown(held, f"{path}[{place}]", hides_too) for place, held in enumerate(value)]
+            return [_shown(held, under(path, place), hides_too) for place, held in enumerate(value)]
         case str():
             return redact_text(value)
         case float() if not math.isfinite(value):
@@ -72,7 +75,7 @@ def _shown(value: Any, path: str, hides_too: Hook | None) -> Any:
             return value
 
 
-def _held(key: str, value: Any, path: str, hides_too: Hook | None) -> Any:
+def _held(key: str, value: Any, path: str, hides_too: Hides | None) -> Any:
     word = hides(key)
     if word is None or value is None or isinstance(value, bool):
         return _shown(value, path, hides_too)
@@ -80,6 +83,7 @@ def _held(key: str, value: Any, path: str, hides_too: Hook | None) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """What is no stored value, so the app is not asked about it."""
     match value:
         case datetime():
             return instant(value)
@@ -88,4 +92,4 @@ def _plain(value: Any) -> Any:
         case tuple():
             return [_plain(held) for held in value]
         case _:
-            return shown(value)
+            return _shown(value, "$", None)

@@ -29,10 +29,16 @@ _PAIR = re.compile(
     rf"""
     (?P<key> (?: {_ANYWHERE} | (?<![a-z]) (?: {_AT_WORDS} ) ) [A-Za-z0-9_.-]{{0,40}} )
     (?P<between> \\?["']? \s? (?: => | [:=] ) [ \t]* )
-    (?: (?P<quote> \\?["'] ) (?P<quoted> .*? ) (?P=quote) | (?P<bare> [^\s,;&"'\\)\]}}]+ ) )
+    (?:
+        (?P<quote> \\?["'] ) (?P<quoted> .*? ) (?: (?P=quote) | \Z )
+        | (?P<open> [\[{{(] )
+        | (?P<bare> [^\s,;&"'\\)\]}}]+ )
+    )
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+#: An escaped character is none.
+_MARK = re.compile(r"""\\.|["'\[\]{}()]""", re.DOTALL)
 
 
 def hides(key: str) -> str | None:
@@ -51,16 +57,62 @@ def redact_text(text: str) -> str:
         text = _URL_PASSWORD.sub(r"\1[hidden]", text)
     text = _HEADER.sub(r"\1\2[hidden]", text)
     text = _SCHEME.sub(r"\1\2[hidden]", text)
-    return _PAIR.sub(_hide_pair, text)
+    return _hide_pairs(text)
 
 
-def _hide_pair(found: re.Match[str]) -> str:
+def _hide_pairs(text: str) -> str:
+    parts: list[str] = []
+    at = 0
+    while (found := _PAIR.search(text, at)) is not None:
+        parts.append(text[at : found.start()])
+        at = found.end()
+        if found["open"] is None:
+            parts.append(_hidden_pair(found))
+        elif text.startswith("[hidden", at - 1) or _is_code(text, found):
+            parts.append(found[0])
+        else:
+            parts.append(f"{found['key']}{found['between']}[hidden]")
+            at = _closing(text, at)
+    return "".join((*parts, text[at:]))
+
+
+def _is_code(text: str, found: re.Match[str]) -> bool:
+    """Whether it is a line of a traceback that goes on below: of the code there nothing more is shown."""
+    return found["between"][0] in " =" and text[found.end() : found.end() + 1] in ("\n", "")
+
+
+def _closing(text: str, at: int) -> int:
+    """Where what was opened before ends; the end of the text where that was cut off."""
+    depth, quote = 1, ""
+    for found in _MARK.finditer(text, at):
+        mark = found[0]
+        if quote:
+            quote = "" if mark == quote else quote
+        elif mark in "\"'":
+            quote = mark
+        elif mark in "[{(":
+            depth += 1
+        elif mark in "]})":
+            depth -= 1
+            if not depth:
+                return found.end()
+    return len(text)
+
+
+def _hidden_pair(found: re.Match[str]) -> str:
     hidden = found["bare"] or found["quoted"]
     if not hidden or hidden.startswith("[hidden") or hidden.lower() in ("bearer", "basic", "digest", "none", "null"):
         return found[0]
 
     quote = found["quote"] or ""
     return f"{found['key']}{found['between']}{quote}[hidden]{quote}"
+
+
+def under(path: str, piece: str | int) -> str:
+    """The path to a value in an object or array, whose path is given: `$.card`, `$.lines[3]`, `$['a b']`."""
+    if isinstance(piece, str) and piece.isidentifier():
+        return f"{path}.{piece}"
+    return f"{path}[{piece!r}]"
 
 
 def redact_error(error: RunError) -> RunError:

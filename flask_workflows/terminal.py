@@ -110,12 +110,16 @@ def _value(name: str, stored: str | NotLoaded | None, indent: str = "  ") -> Ite
         return
 
     shown = payloads.show_value(Head(stored, len(stored)))
-    text = "".join(part if isinstance(part, str) else f"[hidden: {part.word}]" for part in shown.parts)
+    text = "".join(part if isinstance(part, str) else _hidden(part) for part in shown.parts)
     first, *others = text.splitlines() or [""]
     yield _printable(f"{indent}{name} {first}")
     yield from (_printable(f"{indent}{other}") for other in others)
     if shown.note:
         yield f"{indent}({shown.note})"
+
+
+def _hidden(part: payloads.Hidden) -> str:
+    return f"[hidden: {part.word}]" if part.word else f"[{part}]"
 
 
 def _line(*parts: str) -> str:

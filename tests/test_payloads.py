@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from markupsafe import escape
 
 from flask_workflows.payloads import Folded
 from flask_workflows.payloads import Frame
 from flask_workflows.payloads import Hidden
+from flask_workflows.payloads import mended
 from flask_workflows.payloads import read_traceback
 from flask_workflows.payloads import show_value
 from flask_workflows.payloads import Shown
+from flask_workflows.payloads import write_redacted
 from flask_workflows.runs import Head
 
 
@@ -48,16 +51,64 @@ def test_secret_leaves_a_mark() -> None:
 def test_long_value_is_cut_where_it_is_said() -> None:
     value = shown(json.dumps(["x" * 100] * 500))
 
-    assert value.note == "The first 20 kB of 52 kB."
-    assert sum(len(str(part)) for part in value.parts) == 20_001
+    assert value.note == "The first 18 kB of 52 kB."
+    assert 19_600 < len(escape("".join(str(part) for part in value.parts))) <= 20_001
     assert value.parts[-1] == "…"
 
 
-def test_beginning_of_a_huge_value_is_shown_as_stored() -> None:
-    value = show_value(Head('{"password": "hunter2", "a": "', 4_200_000))
+def test_beginning_of_a_huge_value_is_laid_out_as_far_as_it_goes() -> None:
+    value = show_value(Head('{"password": "hunter2", "a": "b', 4_200_000))
 
-    assert value.note == "The beginning of 4.2 MB, as it is stored."
-    assert value.parts == ('{"password": "[hidden]", "a": "', "…")
+    assert value.note == "The beginning of 4.2 MB."
+    assert value.parts == ('{\n  "password": ', Hidden("password"), ',\n  "a": "b"\n}', "…")
+
+
+def test_b111_secret_in_the_beginning_of_a_huge_value_is_hidden() -> None:
+    secrets = {"credentials": {"user": "a", "value": "hunter2"}, "tokens": ["hunter3", {"x": "hunter4"}]}
+    stored = json.dumps({"first": secrets, "rest": "y" * 600_000})
+
+    value = show_value(Head(stored[:500_000], len(stored)))
+
+    assert "hunter" not in "".join(map(str, value.parts))
+    assert Hidden("credential") in value.parts
+
+
+@pytest.mark.parametrize(
+    ("begun", "whole"),
+    [
+        ("", ""),
+        ("[", "[]"),
+        ("{", "{}"),
+        ('{"a', "{}"),
+        ('{"a"', "{}"),
+        ('{"a":', "{}"),
+        ('{"a": "b', '{"a": "b"}'),
+        ('{"a": "b\\', '{"a": "b"}'),
+        ('{"a": "b\\u00', '{"a": "b"}'),
+        ('{"a": "b\\\\', '{"a": "b\\\\"}'),
+        ('{"a": 12', "{}"),
+        ('{"a": 12,', '{"a": 12}'),
+        ('{"a": tru', "{}"),
+        ('{"a": [1, 2, {"b": [3', '{"a": [1, 2, {"b": []}]}'),
+        ('["x", "y', '["x", "y"]'),
+        ('["x", {"y": 1}, "z\\"', '["x", {"y": 1}, "z\\""]'),
+        ('{"a": {}, "b', '{"a": {}}'),
+        ('"abc', '"abc"'),
+        ('{"a": "]}[{,", "b', '{"a": "]}[{,"}'),
+    ],
+)
+def test_beginning_of_a_value_is_made_whole(begun: str, whole: str) -> None:
+    assert mended(begun) == whole
+    if whole:
+        json.loads(mended(begun))
+
+
+def test_every_beginning_of_a_value_is_readable() -> None:
+    stored = json.dumps({"a": [1, -2.5e3, None, True, 'x"\\\u20ac'], "b": {"c": {}, "d": []}, "e": "", "": {"f": "g"}})
+
+    for length in range(1, len(stored) + 1):
+        json.loads(mended(stored[:length]))
+    assert json.loads(mended(stored)) == json.loads(stored)
 
 
 @pytest.mark.parametrize("stored", ["", "{", "[1,", "nope", "[" * 10_000, "\x00"])
@@ -117,3 +168,38 @@ def test_own_code_and_the_standard_library_are_folded() -> None:
 
     assert isinstance(folded, Folded)
     assert len(folded.frames) == 2
+
+
+@pytest.mark.parametrize("text", ["<" * 50_000, '"' * 50_000, "😀" * 50_000, "a" * 50_000, "\\n" * 50_000])
+def test_value_takes_up_no_more_of_a_page_than_it_may(text: str) -> None:
+    stored = json.dumps({"a": text, "token": "x"}, ensure_ascii=False)
+
+    for head in (Head(stored, len(stored)), Head(stored, 5_000_000), Head("{" + stored, len(stored) + 1)):
+        value = show_value(head, 5_000)
+        assert len(str(escape("".join(str(part) for part in value.parts))).encode()) <= 5_010
+
+
+def whole(stored: str) -> str:
+    return "".join(write_redacted(stored))
+
+
+def test_whole_value_is_written_as_json_without_its_secrets() -> None:
+    """B111"""
+    stored = '{"a": [1.50, 12345678901234567890123, null], "password": {"b": 1}, "url": "redis://:hunter2@h", "x": "€"}'
+
+    assert json.loads(whole(stored)) == {
+        "a": [1.5, 12345678901234567890123, None],
+        "password": "hidden: matches password",
+        "url": "redis://:[hidden]@h",
+        "x": "€",
+    }
+    assert "1.50" in whole(stored)
+
+
+@pytest.mark.parametrize("stored", ['{"password": "hunter2', "[" * 100_000, "[" * 500 + "]" * 500, "", "nope"])
+def test_what_is_no_json_is_written_as_one_text(stored: str) -> None:
+    """B76"""
+    written = json.loads(whole(stored))
+
+    assert isinstance(written, str)
+    assert "hunter2" not in written

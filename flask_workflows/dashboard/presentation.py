@@ -93,9 +93,7 @@ class Viewer:
     def value(self, shown: Shown) -> Markup:
         """The pieces of a stored value."""
         return Markup("").join(
-            Markup('<span class="fw-hidden">hidden: matches “{}”</span>').format(part.word)
-            if isinstance(part, Hidden)
-            else escape(part)
+            Markup('<span class="fw-hidden">{}</span>').format(str(part)) if isinstance(part, Hidden) else escape(part)
             for part in shown.parts
         )
 

@@ -54,7 +54,7 @@ def run_shape(visit: Visit, run: Run) -> Shape:
     """A run that was read whole; its payloads only for whoever may see them."""
     shape = {**run_in_list(run), "error": _error(run.error, traceback=True)}
     if visit.may(Permission.VIEW_PAYLOAD, run):
-        shape |= _values(visit, run)
+        shape |= _values(run)
     return shape
 
 
@@ -73,13 +73,13 @@ def step_shape(visit: Visit, step: Step, waited: str | None, *, payloads: bool) 
     }
     if waited is not None:
         shape |= _waited(visit, decode(waited), payloads=payloads)
-    return {**shape, **_values(visit, step)} if payloads else shape
+    return {**shape, **_values(step)} if payloads else shape
 
 
 def _waited(visit: Visit, value: Any, *, payloads: bool) -> Shape:
     """What a wait waits for. What is stored may be anything (R13)."""
     described = list(_events(value))
-    shown_events = [{"event": name, **(_filter(visit, match) if payloads else {})} for name, match in described]
+    shown_events = [{"event": name, **(_filter(match) if payloads else {})} for name, match in described]
     single = shown_events[0] if len(shown_events) == 1 else {"event": None, **({"filter": None} if payloads else {})}
     return {**single, "events": shown_events}
 
@@ -95,14 +95,13 @@ def _events(value: Any) -> Iterator[tuple[str, Any]]:
                         yield name, event.get("match", {})
 
 
-def _filter(visit: Visit, match: Any) -> Shape:
-    fields = shown(match, visit.runtime.hooks.redact)
+def _filter(match: Any) -> Shape:
+    fields = shown(match)
     return {"filter": {"fields": fields if isinstance(fields, dict) else {}}}
 
 
-def _values(visit: Visit, item: Run | Step) -> Shape:
-    hides_too = visit.runtime.hooks.redact
-    return {name: shown(getattr(item, name), hides_too) for name in ("input", "output")}
+def _values(item: Run | Step) -> Shape:
+    return {name: shown(getattr(item, name)) for name in ("input", "output")}
 
 
 def _error(error: RunError | None, *, traceback: bool = False) -> Shape | None:

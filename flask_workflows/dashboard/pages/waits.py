@@ -189,4 +189,4 @@ def _value(field: str, value: Any) -> Shown:
     if word is not None and value is not None and not isinstance(value, bool):
         return Shown(("", Hidden(word)))
     text = json.dumps(value, ensure_ascii=False)
-    return show_value(Head(text, len(text)))
+    return show_value(Head(text, len(text)), path=f"$.{field}")

@@ -33,6 +33,7 @@ from .rows import OPEN
 from .rows import run_of
 from .rows import SUMMARY
 from .runs import workflow_names
+from .scope import is_narrow
 from .scope import LOOKED_AT
 from .scope import looked_at
 from .scope import newest
@@ -69,7 +70,8 @@ def read_due(connection: sa.Connection, now: datetime, workspaces: Workspaces) -
         )
         for row in connection.execute(query.order_by(oldest, *columns)).mappings()
     )
-    return Due(groups, cut=sum(group.count for group in groups) >= LOOKED_AT)
+    cut = sum(group.count for group in groups) >= LOOKED_AT
+    return Due(groups, cut=cut or (workspaces is not None and _due_is_cut(connection, now, workspaces)))
 
 
 def _due(
@@ -79,14 +81,30 @@ def _due(
     limit: int,
     statuses: Iterable[RunStatus] = LIVE,
 ) -> sa.Subquery:
-    """The runs due longest."""
+    """The runs due longest: of all, or of some workspaces among as many as are looked at."""
     if workspaces is None:
-        order = sa.select(runs.c.id, runs.c.due_at, *columns).where(_UNFINISHED, runs.c.due_at <= millis(now))
-        return order.order_by(runs.c.due_at).limit(limit).subquery("due")
-    members = [newest(status, workspaces, runs.c.due_at, *columns) for status in statuses]
-    merged = sa.union_all(*(sa.select(member) for member in members)).subquery()
-    due = sa.select(merged).where(merged.c.due_at <= millis(now))
-    return due.order_by(merged.c.due_at).limit(limit).subquery("due")
+        return _first_due(now, *columns).limit(limit).subquery("due")
+    if is_narrow(workspaces):
+        members = [newest(status, workspaces, runs.c.due_at, *columns) for status in statuses]
+        merged = sa.union_all(*(sa.select(member) for member in members)).subquery()
+        due = sa.select(merged).where(merged.c.due_at <= millis(now))
+        return due.order_by(merged.c.due_at).limit(limit).subquery("due")
+    looked = _first_due(now, runs.c.workspace, *columns).limit(LOOKED_AT).subquery()
+    chosen = [looked.c[column.name] for column in (runs.c.id, runs.c.due_at, *columns)]
+    due = sa.select(*chosen).where(looked.c.workspace.in_(workspaces))
+    return due.order_by(looked.c.due_at).limit(limit).subquery("due")
+
+
+def _first_due(now: datetime, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    found = sa.select(runs.c.id, runs.c.due_at, *columns)
+    return found.where(_UNFINISHED, runs.c.due_at <= millis(now)).order_by(runs.c.due_at)
+
+
+def _due_is_cut(connection: sa.Connection, now: datetime, workspaces: tuple[str, ...]) -> bool:
+    """Whether some runs were not looked at for what is due in some workspaces."""
+    if is_narrow(workspaces):
+        return any(looked_at(connection, status, workspaces).capped for status in LIVE)
+    return connection.execute(_first_due(now).offset(LOOKED_AT).limit(1)).first() is not None
 
 
 def list_overdue(

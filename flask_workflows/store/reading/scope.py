@@ -50,12 +50,16 @@ class _Member:
         return sa.select(runs.c.id).where(*self.conditions).order_by(runs.c.id.desc()).offset(limit).limit(1)
 
 
+def is_narrow(workspaces: tuple[str, ...]) -> bool:
+    """Whether the index on workspaces finds all of their runs."""
+    return "" not in workspaces and len(workspaces) <= _MANY_WORKSPACES
+
+
 def _members(status: RunStatus, workspaces: Workspaces) -> Iterator[_Member]:
-    named = None if workspaces is None else [workspace for workspace in workspaces if workspace]
-    if workspaces is None or named is None or len(named) > _MANY_WORKSPACES:
+    if workspaces is None or len(workspaces) > _MANY_WORKSPACES:
         yield _everywhere(status, workspaces)
         return
-    for workspace in named:
+    for workspace in filter(None, workspaces):
         yield _Member((runs.c.workspace == workspace, OWNED, runs.c.status == status.value))
     if "" in workspaces:
         yield _everywhere(status, ("",))

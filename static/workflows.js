@@ -8,16 +8,18 @@
   const STOP_AFTER = 60 * MINUTE;
   const SLOWEST = 60 * SECOND;
 
-  // Time zone: told to the server by a cookie, so that it writes the times.
+  // Time zone: told to the server by a cookie, so that it writes the times. One that was chosen stays.
   const rememberZone = () => {
     const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-    if (!zone || zone === html.dataset.zone || !document.body.dataset.root) return;
-    const value = "workflows_view=zone=" + encodeURIComponent(zone);
-    if (document.cookie.includes(value)) return;
+    if (!zone || zone === html.dataset.zone || !("zoneFollows" in html.dataset)) return;
+    const held = () => new URLSearchParams((/(?:^|; )workflows_view=([^;]*)/.exec(document.cookie) || ["", ""])[1]);
+    const view = held();
+    if (view.get("browser") === zone) return;
+    view.set("browser", zone);
     const secure = location.protocol === "https:" ? "; Secure" : "";
-    document.cookie = value + "; Path=" + document.body.dataset.root + "; Max-Age=31536000; SameSite=Lax" + secure;
+    document.cookie = "workflows_view=" + view + "; Path=" + document.body.dataset.root + "; Max-Age=31536000; SameSite=Lax" + secure;
     // Once, where the browser keeps cookies: the times on this page are still in the old zone.
-    if (document.cookie.includes(value)) location.reload();
+    if (held().get("browser") === zone) location.reload();
   };
 
   // Ticking times, by the database's clock.
@@ -186,6 +188,52 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-copy]");
     if (button) copy(button);
+    for (const menu of document.querySelectorAll(".fw-menu[open]")) if (!menu.contains(event.target)) menu.open = false;
+  });
+
+  // Keys. Escape closes a menu; the others only where the visitor switched them on, and none of them acts on a run.
+  let going = false;
+
+  const rows = () => [...document.querySelectorAll("main tbody tr")].filter((row) => row.querySelector("a[href]"));
+  const here = () => rows().find((row) => row.contains(document.activeElement));
+
+  const step = (by) => {
+    const all = rows();
+    const at = all.indexOf(here());
+    const next = all[at < 0 ? 0 : Math.min(Math.max(at + by, 0), all.length - 1)];
+    if (next) next.querySelector("a[href]").focus();
+  };
+
+  const press = (element) => { if (element) element.click(); };
+
+  const shortcut = (key) => {
+    if (going) {
+      going = false;
+      press(document.querySelector('.fw-nav [data-go="' + CSS.escape(key) + '"]'));
+      return true;
+    }
+    const found = {
+      "/": () => { const field = document.querySelector("main input[type=search], .fw-filter input:not([type=hidden])"); if (field) field.focus(); },
+      j: () => step(1),
+      k: () => step(-1),
+      o: () => press(here()?.querySelector("a[href]")),
+      x: () => press(here()?.querySelector("input[type=checkbox]")),
+      g: () => { going = true; setTimeout(() => { going = false; }, 2 * SECOND); },
+      "?": () => press(document.querySelector("[data-keys-help]")),
+    }[key];
+    if (found) found();
+    return Boolean(found);
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    const menu = document.activeElement.closest(".fw-menu[open]");
+    if (event.key === "Escape" && menu) {
+      menu.open = false;
+      menu.querySelector("summary").focus();
+    }
+    if (!("keys" in html.dataset) || event.target.closest("input:not([type=checkbox]), select, textarea, [contenteditable]")) return;
+    if (shortcut(event.key)) event.preventDefault();
   });
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-submit-on-change]");
@@ -205,6 +253,8 @@
   document.addEventListener("htmx:after-request", answered);
 
   rememberZone();
+  document.getElementById("fw-done")?.focus();
+  document.querySelector(".fw-nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
   dress();
   tick();
   plan();

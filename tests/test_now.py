@@ -739,7 +739,7 @@ def test_bar_begins_with_the_page_of_now(client: FlaskClient) -> None:
 
     found = re.search(r'(?s)<nav class="fw-nav".*?</nav>', response.text)
     assert found is not None
-    assert re.findall(r"<a href=\"([^\"]*)\"( aria-current=\"page\")?>", found[0])[0] == (
+    assert re.findall(r"<a href=\"([^\"]*)\"( aria-current=\"page\")? data-go=\"\w\">", found[0])[0] == (
         "/workflows/",
         ' aria-current="page"',
     )

@@ -86,7 +86,7 @@ def _checked(visit: Visit, route: Route) -> ResponseReturnValue | None:
     """What to answer instead; null where the view may be called."""
     refusal = None if route.permission is None else visit.refusal(route.permission)
     if refusal is None and route.writes:
-        refusal = visit.forged()
+        refusal = visit.forged(token=route.token)
     return refusal
 
 

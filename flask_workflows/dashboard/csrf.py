@@ -34,8 +34,8 @@ def token(visitor: str) -> str:
     return _serializer().dumps(_holder(visitor)) if can_act() else ""
 
 
-def problem(request: Request, visitor: str, *, api: bool) -> str | None:
-    """Why the request is refused, in words; null where it may pass."""
+def problem(request: Request, visitor: str, *, api: bool, token: bool = True) -> str | None:
+    """Why the request is refused, in words; null where it may pass. Without `token` its origin alone is looked at."""
     site = request.headers.get("Sec-Fetch-Site")
     if site is not None and site not in ("same-origin", "none"):
         return f"It comes from another site: the browser says {site!r}."
@@ -44,7 +44,7 @@ def problem(request: Request, visitor: str, *, api: bool) -> str | None:
         return (
             f"It comes from another origin, {origin[:100]!r}; behind a proxy, the app needs ProxyFix to know its own."
         )
-    if api and (_is_bearer(request) or not request.cookies):
+    if not token or (api and (_is_bearer(request) or not request.cookies)):
         return None
     if not can_act():
         return "The app has no SECRET_KEY, which the forms are signed with. Set one."

@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 from dataclasses import dataclass
+from dataclasses import field
 from datetime import datetime
 from datetime import tzinfo
 from datetime import UTC
 from typing import Any
-from urllib.parse import parse_qs
 from zoneinfo import ZoneInfo
 
 import jinja2
@@ -35,11 +35,10 @@ from ..explain import say
 from ..explain import Text
 from ..payloads import Hidden
 from ..payloads import Shown
+from .preferences import COOKIE
+from .preferences import Preferences
 
 FOLDER = "flask_workflows"
-
-#: What the script remembers of the browser: its time zone.
-COOKIE = "workflows_view"
 
 _FILES = ("htmx.min.js", "workflows.css", "workflows.js")
 
@@ -51,11 +50,12 @@ class Viewer:
     zone: tzinfo
     #: Null where a page tells no times.
     now: datetime | None
+    wants: Preferences = field(default_factory=Preferences)
 
     @classmethod
     def of(cls, request: Request, now: datetime | None) -> Viewer:
-        chosen = parse_qs(request.cookies.get(COOKIE, "")[:200]).get("zone", ["UTC"])[0]
-        return cls(_zone(chosen), now)
+        wants = Preferences.of(request.cookies.get(COOKIE, ""))
+        return cls(_zone(wants.zone or wants.browser), now, wants)
 
     @property
     def millis(self) -> int:

@@ -36,6 +36,8 @@ class Route:
     harmless: bool = False
     #: What a JSON route takes and gives.
     operation: Operation | None = None
+    #: Whether a write must bring the token of our own forms. Not where all it changes is a cookie of how things look.
+    token: bool = True
 
     @property
     def writes(self) -> bool:

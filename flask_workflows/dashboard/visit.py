@@ -14,6 +14,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 from typing import TypeVar
+from urllib.parse import urlencode
 
 import sqlalchemy as sa
 from flask import make_response
@@ -40,6 +41,8 @@ from .access import Permission
 from .answers import problem
 from .bar import bar_of
 from .health import Health
+from .preferences import CHOICES
+from .preferences import letters
 from .presentation import Assets
 from .presentation import Presentation
 from .presentation import Viewer
@@ -176,9 +179,9 @@ class Visit:
             return self.message("read_only.html", 403, code="read_only", words=words)
         return None
 
-    def forged(self) -> ResponseReturnValue | None:
+    def forged(self, *, token: bool = True) -> ResponseReturnValue | None:
         """What to answer where the request may be another site's doing; null otherwise."""
-        problem = csrf.problem(self.request, self.actor, api=self.api)
+        problem = csrf.problem(self.request, self.actor, api=self.api, token=token)
         return None if problem is None else self.message("forged.html", 400, code="forged", words=problem)
 
     @property
@@ -192,6 +195,16 @@ class Visit:
             request_id=self.request.headers.get("X-Request-ID", "")[:100] or None,
             address=self.request.remote_addr if self.runtime.config.audit_address else None,
         )
+
+    @property
+    def here(self) -> str:
+        """The address of this page, to come back to; that of the first page where this one is not to be asked for."""
+        endpoint = self.request.endpoint
+        if self.request.method not in ("GET", "HEAD") or endpoint is None:
+            return url_for(".index")
+        # Not by keywords: some names mean something else to `url_for`.
+        query = urlencode(list(self.request.args.items(multi=True)))
+        return url_for(endpoint, **(self.request.view_args or {})) + (f"?{query}" if query else "")
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -316,12 +329,15 @@ class Visit:
             Viewer.of(self.request, now),
             assets=self.site.assets,
             links=self.site.links if self.may(Permission.VIEW) else (),
-            may=self.may,
+            may=lambda permission, run=None: self.may(Permission(permission), run),
             token=lambda: csrf.token(self.actor),
             token_field=csrf.FIELD,
             can_act=csrf.can_act(),
             read_only=self.read_only,
             env_name=env_name,
             title_prefix=f"{env_name} · " if env_name else "",
+            here=self.here,
+            go=letters(link.section for link in self.site.links),
+            choices=CHOICES,
             **values,
         )

@@ -24,8 +24,14 @@ from werkzeug.exceptions import HTTPException
 from flask_workflows import models
 from flask_workflows import Retry
 from flask_workflows import Run
+from flask_workflows import service
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
+from flask_workflows.audit import By
+from flask_workflows.dashboard import views
+from flask_workflows.operations import BULK
+from flask_workflows.operations import input_of
+from flask_workflows.operations import Order
 from tests import apps
 from tests.browser.site import served
 from tests.browser.site import Site
@@ -146,10 +152,18 @@ def populate(app: Flask, workflows: Workflows) -> dict[str, str]:
         workflows.tick()
         workflows.deliver("course.completed", {"user_id": 99})
         workflows.tick()
-
-    rows = rows_of(app)
-    found.update(_rows(rows))
+    found.update(_rows(rows_of(app)))
+    with app.app_context():
+        _act(app, found)
     return found
+
+
+def _act(app: Flask, found: Mapping[str, str]) -> None:
+    """What an operator did, for the audit and the operations."""
+    runtime, ana = apps.runtime_of(app), By("ana", reason="The customer asked for it.")
+    service.cancel(runtime, found["gone"], by=ana)
+    order = Order("cancel", ana, runs=(found["pending"], found["orphan"]))
+    service.start(runtime, BULK, input_of(order, 2), by=ana)
 
 
 def _rows(rows: Rows) -> dict[str, str]:
@@ -167,6 +181,7 @@ def _rows(rows: Rows) -> dict[str, str]:
     long = rows.run(ago=5_000, output=json.dumps({"rows": list(range(9_000))}))
     rows.insert(models.steps, [step_row(long, f"fetch#{number}", number) for number in range(1, 301)])
     found = {"running": running, "lost": late, "failed": failed, "cancelling": cancelling, "long": long}
+    found["gone"] = rows.run("pending", ago=720)
     found["cancelled"] = rows.run("cancelled", ago=700)
     found["pending"] = rows.run("pending", ago=10)
     found["orphan"] = rows.run("pending", ago=20, workflow="old-import", version=4)
@@ -202,7 +217,8 @@ def find_addresses(app: Flask, runs: Mapping[str, str]) -> dict[str, list[str]]:
     client = app.test_client()
     adapter = app.url_map.bind("localhost")
     found: dict[str, dict[str, str]] = {}
-    waiting = [*(f"{PREFIX}/run/{run}" for run in runs.values()), f"{PREFIX}/runs?limit=25", f"{PREFIX}/"]
+    waiting = [*(f"{PREFIX}/run/{run}" for run in runs.values()), f"{PREFIX}/runs?limit=25"]
+    waiting += [f"{PREFIX}{route.rule}" for route in views.ROUTES if not route.writes and "<" not in route.rule]
     known = set(waiting)
     while waiting:
         address = waiting.pop(0)

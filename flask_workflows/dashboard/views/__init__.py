@@ -13,6 +13,7 @@ from . import events
 from . import failures
 from . import health
 from . import now
+from . import preferences
 from . import registry
 from . import run
 from . import runs
@@ -33,6 +34,7 @@ LINKS = (
 
 ROUTES: tuple[Route, ...] = (
     *assets.ROUTES,
+    *preferences.ROUTES,
     *now.ROUTES,
     *failures.ROUTES,
     *runs.ROUTES,

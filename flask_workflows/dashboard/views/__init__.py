@@ -19,6 +19,7 @@ from . import run
 from . import runs
 from . import system
 from . import waits
+from . import workers
 
 #: In the order of the bar at the top.
 LINKS = (
@@ -27,6 +28,7 @@ LINKS = (
     Link("Failures", ".failures", "failures", counted="Causes of failures in the last 24 hours"),
     Link("Waits", ".waits", "waits", counted="Overdue timers and time-outs"),
     Link("Events", ".events", "events"),
+    Link("Workers", ".workers", "workers"),
     Link("Registry", ".registry", "registry"),
     Link("Audit", ".audit", "audit", Permission.VIEW_AUDIT),
     Link("System", ".system", "system", Permission.VIEW_SYSTEM),
@@ -43,6 +45,7 @@ ROUTES: tuple[Route, ...] = (
     *bulk.ROUTES,
     *waits.ROUTES,
     *events.ROUTES,
+    *workers.ROUTES,
     *registry.ROUTES,
     *audit.ROUTES,
     *system.ROUTES,

@@ -63,6 +63,8 @@ from .waits import list_wait_groups
 from .waits import list_waits
 from .waking import waits_for
 from .workers import find_worker
+from .workers import list_held
+from .workers import list_workers
 from .workers import live_workers
 from .workers import WORKER_SILENCE
 
@@ -92,6 +94,7 @@ __all__ = [
     "list_events",
     "list_failed",
     "list_failures",
+    "list_held",
     "list_inbox",
     "list_lost",
     "list_overdue",
@@ -99,6 +102,7 @@ __all__ = [
     "list_timers",
     "list_wait_groups",
     "list_waits",
+    "list_workers",
     "live_workers",
     "measure_due",
     "measure_live",

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from datetime import UTC
+from pathlib import Path
 from typing import Any
 
 import schemathesis
 from flask import Flask
+from jsonschema_rs import validator_for
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events
 from schemathesis.engine import from_schema
@@ -21,6 +23,7 @@ from flask_workflows import RunStatus
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.dashboard import api
+from flask_workflows.dashboard.api import problems
 from tests import apps
 from tests.answers import API
 from tests.rows import error_json
@@ -185,3 +188,32 @@ def _scenarios(schema: Any) -> Iterator[events.ScenarioFinished]:
         assert not isinstance(event, events.NonFatalError | events.FatalError), event
         if isinstance(event, events.ScenarioFinished):
             yield event
+
+
+def test_every_route_and_code_is_in_the_documentation() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
+
+    for route in api.ROUTES:
+        if not route.harmless:
+            rule = route.rule.replace("<run_id>", "<id>")
+            assert f"| `{route.methods[0]} {rule}` |" in text, rule
+            assert route.permission is not None
+            row = next(line for line in text.splitlines() if line.startswith(f"| `{route.methods[0]} {rule}` |"))
+            assert row.endswith(f"| `{route.permission}` |")
+    codes = {code for _, _, code in problems.CODES}
+    codes -= {"invalid_name", "invalid_delay", "invalid_at"}
+    for code in codes:
+        assert f"`{code}`" in text, code
+
+
+def test_examples_in_the_documentation_have_the_documented_shape(sqlite_url: str, make_app: apps.MakeApp) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
+    schemas = document_of(make_app(sqlite_url, workflows=make_workflows()))["components"]["schemas"]
+    examples = [json.loads(found) for found in re.findall(r"(?s)```json\n(.*?)```", text)]
+
+    names = ["RunWithSteps", "WouldWake", "Audit", "Workflows", "Health", "Error"]
+    assert len(examples) == len(names)
+    for name, example in zip(names, examples, strict=True):
+        checked = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+        validator_for(checked, validate_formats=True).validate(example)
+        assert set(example) == set(schemas[name]["properties"]) - {"path"}, name

@@ -26,7 +26,7 @@ from ...errors import WorkflowsError
 from .inputs import Problem
 
 #: The status and the code of each; what is more special comes first.
-_CODES: tuple[tuple[type[WorkflowsError], int, str], ...] = (
+CODES: tuple[tuple[type[WorkflowsError], int, str], ...] = (
     (RunNotFound, 404, "workflow_run_not_found"),
     (RunFinished, 409, "workflow_run_finished"),
     (RunNotFailed, 409, "workflow_run_not_failed"),
@@ -53,7 +53,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except WorkflowsError as error:
-        for cls, status, code in _CODES:
+        for cls, status, code in CODES:
             if isinstance(error, cls):
                 raise Problem(code, _sentence(str(error)), status, path=_path(error)) from None
         raise

@@ -452,12 +452,12 @@ class EmittedEvent:
     matched_at: datetime | None
     #: How many waits it ended.
     woke: int
-    payload_json: str | NotLoaded = field(default=NOT_LOADED, repr=False)
+    payload_json: str = field(repr=False)
 
     @property
     def payload(self) -> Any:
         """Plain JSON values."""
-        return _value(self.payload_json)
+        return decode(self.payload_json)
 
     @property
     def unmatched(self) -> bool:

@@ -12,7 +12,6 @@ from werkzeug.test import EnvironBuilder
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.store import reading as read
-from flask_workflows.store.reading import event_pages
 from tests import apps
 from tests.answers import API
 from tests.answers import get
@@ -491,6 +490,7 @@ def test_event_is_delivered_once(app: Flask) -> None:
         "name": "paid",
         "workspace_id": "acme",
         "run_id": None,
+        "state": "new",
         "emitted_at": "2026-11-30T12:00:00.000Z",
         "matched_at": None,
         "woke": 0,
@@ -564,24 +564,34 @@ def test_events_come_in_pages(client: FlaskClient) -> None:
     assert get(client, "/events?name=other")["events"] == []
 
 
-def test_b110_events_of_others_and_messages_are_not_seen(
-    app: Flask, rows: Rows, workflows: Workflows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_pages, "SCAN", 3)
+def test_events_are_filtered_by_what_became_of_them(client: FlaskClient, workflows: Workflows, app: Flask) -> None:
+    looked = post(client, "/events", {"name": "paid"}, status=201)["id"]
+    with app.app_context():
+        workflows.tick()
+    new = post(client, "/events", {"name": "paid"}, status=201)["id"]
+
+    assert [event["id"] for event in get(client, "/events?state=new")["events"]] == [new]
+    assert [event["id"] for event in get(client, "/events?state=unmatched")["events"]] == [looked]
+    assert get(client, "/events?state=matched")["events"] == []
+    assert problem_of(client.get(f"{API}/events?state=x")) == (400, "invalid_state")
+
+
+def test_b110_events_and_messages_of_others_are_not_seen(app: Flask, rows: Rows, workflows: Workflows) -> None:
     client = app.test_client()
-    run_id = rows.run("waiting", workspace="ours")
-    ours = post(client, "/events", {"name": "paid", "workspace": "ours"}, status=201)["id"]
-    for workspace in ("theirs", "theirs", None):
-        post(client, "/events", {"name": "paid", "workspace": workspace}, status=201)
-    post(client, f"/runs/{run_id}/messages", {"name": "paid"}, status=201)
+    made: dict[str, list[Any]] = {}
+    for workspace in ("ours", "theirs"):
+        run_id = rows.run("waiting", workspace=workspace)
+        made[workspace] = [post(client, "/events", {"name": "paid", "workspace": workspace}, status=201)["id"]]
+        post(client, f"/runs/{run_id}/messages", {"name": "paid"}, status=201)
+    post(client, "/events", {"name": "paid"}, status=201)
     workflows.scope(lambda: ["ours", "mine"])
 
-    for filter in ("", "&name=paid"):
-        first = get(client, f"/events?limit=2{filter}")
-        second = get(client, f"/events?limit=2{filter}&cursor={first['older']}")
-        assert (first["events"], first["searched"]) == ([], 3)
-        assert [event["id"] for event in second["events"]] == [ours]
-        assert (second["older"], second["searched"]) == (None, None)
+    everything = get(client, "/events")["events"]
+
+    assert {event["workspace_id"] for event in everything} == {"ours"}
+    assert [event["run_id"] is None for event in everything] == [False, True]
+    assert [event["id"] for event in get(client, "/events?name=paid")["events"]] == made["ours"]
+    assert get(client, "/events", headers={"X-Workspace": "mine"})["events"] == []
 
 
 def test_payloads_of_events_are_in_no_list(client: FlaskClient) -> None:
@@ -591,7 +601,7 @@ def test_payloads_of_events_are_in_no_list(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "cursor", ["older", "older.1", "newer.1.2", "older.x.1", "older.1.-2", "older." + "9" * 19 + ".1"]
+    "cursor", ["older", "older.1", "next.1.2", "older.x.1", "older.1.-2", "older." + "9" * 19 + ".1"]
 )
 def test_cursor_of_events_is_checked(one_client: FlaskClient, cursor: str) -> None:
     assert problem_of(one_client.get(f"{API}/events?cursor={cursor}")) == (400, "invalid_cursor")

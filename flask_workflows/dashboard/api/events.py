@@ -23,12 +23,23 @@ from .shapes import event_shape
 
 
 def events(visit: Visit, given: Given) -> ResponseReturnValue:
+    cursor = given["cursor"]
+    query = read.EventQuery(
+        name=given["name"],
+        state=given["state"],
+        workspaces=visit.scope,
+        limit=given["limit"],
+        place=None if cursor is None else read.EventPlace.read(cursor),
+    )
     with visit.reading() as connection:
-        page = read.list_event_page(
-            connection, name=given["name"], workspaces=visit.scope, limit=given["limit"], cursor=given["cursor"]
-        )
+        page = read.list_inbox(connection, query)
     return answer(
-        {"events": [event_shape(event) for event in page.events], "older": page.older, "searched": page.searched}
+        {
+            "events": [event_shape(event) for event in page.events],
+            "older": None if page.older is None else str(page.older),
+            "newer": None if page.newer is None else str(page.newer),
+            "searched": page.searched,
+        }
     )
 
 
@@ -81,11 +92,12 @@ ROUTES = (
         Operation(
             "The newest events",
             {200: "Events"},
-            about="Without a name, messages to runs are among them; visitors of some workspaces see none.",
+            about="Without a name, messages to runs are among them.",
             query=(
                 Input("name", inputs.LABEL, "Only events of this name."),
+                Input("state", inputs.EVENT_STATE, "Only those that became this."),
                 inputs.LIMIT,
-                Input("cursor", inputs.EVENT_CURSOR, "`older` of an answer."),
+                Input("cursor", inputs.EVENT_CURSOR, "`older` or `newer` of an answer."),
             ),
         ),
     ),

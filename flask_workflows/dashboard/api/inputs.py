@@ -108,6 +108,13 @@ def _read_status(value: Any) -> RunStatus:
         raise Unfit(f"is no status: the statuses are {', '.join(RunStatus)}") from None
 
 
+def _read_event_state(value: Any) -> read.EventState:
+    try:
+        return read.EventState(value)
+    except ValueError:
+        raise Unfit(f"is no state: the states are {', '.join(read.EventState)}") from None
+
+
 def _read_cursor(place: Callable[[str], Any]) -> Callable[[Any], str]:
     def checked(value: Any) -> str:
         try:
@@ -165,8 +172,9 @@ INSTANT = Kind({"type": "string", "format": "date-time"}, _read_instant, _instan
 STATUS = Kind({"type": "string", "enum": [status.value for status in RunStatus]}, _read_status)
 CURSOR = Kind({"type": "string", "pattern": "^(older|newer)[.][0-9A-Za-z_-]{1,36}$"}, _read_cursor(Cursor.read))
 EVENT_CURSOR = Kind(
-    {"type": "string", "pattern": "^older[.][0-9]{1,18}[.][0-9]{1,18}$"}, _read_cursor(read.EventPlace.read)
+    {"type": "string", "pattern": "^(older|newer)[.]-?[0-9]{1,18}[.][0-9]{1,18}$"}, _read_cursor(read.EventPlace.read)
 )
+EVENT_STATE = Kind({"type": "string", "enum": [state.value for state in read.EventState]}, _read_event_state)
 SECONDS = Kind(
     {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     _read_number(0, int(LONGEST.total_seconds()), whole=False),

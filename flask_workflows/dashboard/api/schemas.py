@@ -160,15 +160,14 @@ SCHEMAS: Mapping[str, Schema] = {
         "An event, or a message to one run.",
         id=_WHOLE,
         name=_TEXT,
-        workspace_id=_or_null(_TEXT),
+        workspace_id=_said(_or_null(_TEXT), "Of a message, its run's."),
         run_id=_said(_or_null(_TEXT), "Whose it is, where it is a message."),
+        state=_said(_TEXT, "`new` until a worker looked for the waits it ends, then `matched` or `unmatched`."),
         emitted_at=_INSTANT,
         matched_at=_said(_or_null(_INSTANT), "When a worker looked for the waits it ends; null while it is new."),
         woke=_said(_WHOLE, "How many waits it ended."),
     ),
-    "Events": _object(
-        "A page of events, newest first.", events=_list(reference("Event")), older=_PAGE["older"], searched=_SEARCHED
-    ),
+    "Events": _object("A page of events, newest first.", events=_list(reference("Event")), **_PAGE, searched=_SEARCHED),
     "Delivered": _object(
         "An event that was emitted.",
         id=_or_null(_WHOLE),

@@ -13,12 +13,12 @@ from ...redaction import redact_text
 from ...runs import Attempt
 from ...runs import AuditEntry
 from ...runs import decode
-from ...runs import EmittedEvent
 from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
 from ...runs import Step
 from ...runs import Worker
+from ...store.reading import InboxEvent
 from ..access import Permission
 from ..visit import Visit
 
@@ -120,12 +120,13 @@ def _attempt(attempt: Attempt) -> Shape:
     }
 
 
-def event_shape(event: EmittedEvent) -> Shape:
+def event_shape(event: InboxEvent) -> Shape:
     return {
         "id": event.id,
         "name": event.name,
         "workspace_id": event.workspace or None,
         "run_id": event.run_id,
+        "state": str(event.state),
         "emitted_at": instant(event.emitted_at),
         "matched_at": instant(event.matched_at),
         "woke": event.woke,

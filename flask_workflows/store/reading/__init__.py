@@ -7,8 +7,10 @@ payloads.
 from .audit import list_audit
 from .connection import database_now
 from .connection import reading
-from .event_pages import EventPlace
-from .event_pages import list_event_page
+from .events import EventPlace
+from .events import EventQuery
+from .events import EventState
+from .events import InboxEvent
 from .events import list_events
 from .events import list_inbox
 from .events import read_event
@@ -72,6 +74,9 @@ __all__ = [
     "COUNT_CAP",
     "WORKER_SILENCE",
     "EventPlace",
+    "EventQuery",
+    "EventState",
+    "InboxEvent",
     "StepPage",
     "count_ahead",
     "count_live",
@@ -90,7 +95,6 @@ __all__ = [
     "instant",
     "list_audit",
     "list_coming",
-    "list_event_page",
     "list_events",
     "list_failed",
     "list_failures",

@@ -806,6 +806,7 @@ QUESTIONS: dict[str, Callable[[sa.Connection, tuple[str, ...] | None], Any]] = {
     "failed": lambda c, w: read.list_failed(c, NOW - timedelta(days=1), w, limit=50),
     "ended": lambda c, w: read.ended_by_quarter(c, NOW - timedelta(days=1), (RunStatus.COMPLETED, RunStatus.FAILED), w),
     "signs": lambda c, w: read.read_signs(c, NOW, PATIENCE, w),
+    "notice": lambda c, w: read.read_signs(c, NOW, PATIENCE, w, counts=False),
 }
 
 

@@ -37,17 +37,17 @@ class Bar:
     counts: Mapping[str, Count] = field(default_factory=dict)
 
 
-def bar_of(visit: Visit, now: datetime | None) -> Bar:
+def bar_of(visit: Visit, now: datetime | None, *, counts: bool = True) -> Bar:
     """What stands over a page; over one that tells no times, what is known without the database."""
-    signs, skew = (None, timedelta(0)) if now is None else _look(visit, now)
-    counts = {} if signs is None else {"failures": signs.failures, "waits": signs.overdue}
-    return Bar(_notice(visit, signs, skew), {section: count for section, count in counts.items() if count.value})
+    signs, skew = (None, timedelta(0)) if now is None else _look(visit, now, counts)
+    found = {} if signs is None else {"failures": signs.failures, "waits": signs.overdue}
+    return Bar(_notice(visit, signs, skew), {section: count for section, count in found.items() if count.value})
 
 
-def _look(visit: Visit, now: datetime) -> tuple[Signs | None, timedelta]:
+def _look(visit: Visit, now: datetime, counts: bool) -> tuple[Signs | None, timedelta]:
     try:
         with visit.reading() as connection:
-            signs = read.read_signs(connection, now, PATIENCE, visit.scope)
+            signs = read.read_signs(connection, now, PATIENCE, visit.scope, counts=counts)
             skew = _skew(now) if visit.real_time else timedelta(0)
             if abs(skew) > SKEW:
                 # Perhaps the page took long to read.

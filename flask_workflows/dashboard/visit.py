@@ -252,11 +252,11 @@ class Visit:
         `values` is what the live part shows, as `page` in the templates: unchanged, a look at it is answered 204.
         `poll` is the query string that such a look is made with; `interval` the seconds between two.
         """
-        bar = bar_of(self, now)
+        partial = self.request.headers.get("HX-Request") == "true"
+        bar = bar_of(self, now, counts=not partial)
         seen = token((values, poll, bar.notice))
         if self.request.headers.get(SEEN_HEADER) == seen:
             return "", 204
-        partial = self.request.headers.get("HX-Request") == "true"
         # A part of a page has no place for the line; the next whole page says it.
         line = "" if partial else status.read(self.request)
         text = self._render(

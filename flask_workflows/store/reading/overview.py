@@ -257,17 +257,29 @@ def ended_by_quarter(
 # What stands over every page ---------------------------------------------------------------
 
 
-def read_signs(connection: sa.Connection, now: datetime, patience: timedelta, workspaces: Workspaces) -> Signs:
-    """What is said over every page, in one look."""
+def read_signs(
+    connection: sa.Connection, now: datetime, patience: timedelta, workspaces: Workspaces, *, counts: bool = True
+) -> Signs:
+    """What is said over every page, in one look; without `counts` what a notice needs to know alone."""
     works = sa.exists().where(workers.c.stopped_at.is_(None), workers.c.seen_at >= millis(now - WORKER_SILENCE))
     due = _due(now, workspaces, limit=1)
-    late = _due(now - patience, workspaces, runs.c.status, limit=_SIGNS_CAP)
-    overdue = sa.select(sa.func.count()).select_from(late).where(late.c.status.in_(_TIMED)).scalar_subquery()
+    asked: list[Any] = [works, sa.exists(sa.select(due.c.id))]
+    if counts:
+        asked += [_count_overdue(now - patience, workspaces), _count_causes(now - _DAY, workspaces)]
+    works_, is_due, *counted = connection.execute(sa.select(*asked)).one()
+    overdue, causes = counted or (0, 0)
+    return Signs(bool(works_), bool(is_due), capped(overdue, _SIGNS_CAP), Count(causes))
+
+
+def _count_overdue(before: datetime, workspaces: Workspaces) -> sa.ScalarSelect[int]:
+    late = _due(before, workspaces, runs.c.status, limit=_SIGNS_CAP)
+    return sa.select(sa.func.count()).select_from(late).where(late.c.status.in_(_TIMED)).scalar_subquery()
+
+
+def _count_causes(since: datetime, workspaces: Workspaces) -> sa.ScalarSelect[int]:
     failed = newest(RunStatus.FAILED, workspaces, runs.c.finished_at, runs.c.cause, runs.c.workflow, limit=_SIGNS_CAP)
     cause = sa.func.coalesce(failed.c.cause, failed.c.workflow)
-    causes = sa.select(sa.func.count(cause.distinct())).where(failed.c.finished_at >= millis(now - _DAY))
-    row = connection.execute(sa.select(works, sa.exists(sa.select(due.c.id)), overdue, causes.scalar_subquery())).one()
-    return Signs(bool(row[0]), bool(row[1]), capped(row[2], _SIGNS_CAP), Count(row[3]))
+    return sa.select(sa.func.count(cause.distinct())).where(failed.c.finished_at >= millis(since)).scalar_subquery()
 
 
 def _runs(connection: sa.Connection, chosen: sa.Select[Any], *order: Any) -> tuple[Run, ...]:

@@ -71,6 +71,8 @@ class Link:
     permission: Permission = Permission.VIEW
     #: What a number beside it is of.
     counted: str = ""
+    #: Whether the app has any use for it; null for yes. The page is there either way.
+    when: Callable[[Runtime], bool] | None = None
 
 
 class Kept:
@@ -322,13 +324,16 @@ class Visit:
         """What is wrong with the tables. Where the database is, is none of the visitor's business."""
         return str(error).replace(f"the database {self.runtime.engine.url!s}", "the database")
 
+    def _links(self) -> tuple[Link, ...]:
+        return tuple(link for link in self.site.links if link.when is None or link.when(self.runtime))
+
     def _render(self, template: str, now: datetime | None, **values: Any) -> str:
         env_name = self.runtime.config.env_name
         return self.site.presentation.render(
             template,
             Viewer.of(self.request, now),
             assets=self.site.assets,
-            links=self.site.links if self.may(Permission.VIEW) else (),
+            links=self._links() if self.may(Permission.VIEW) else (),
             may=lambda permission, run=None: self.may(Permission(permission), run),
             token=lambda: csrf.token(self.actor),
             token_field=csrf.FIELD,

@@ -14,6 +14,7 @@ from . import failures
 from . import health
 from . import now
 from . import preferences
+from . import queues
 from . import registry
 from . import run
 from . import runs
@@ -28,6 +29,7 @@ LINKS = (
     Link("Failures", ".failures", "failures", counted="Causes of failures in the last 24 hours"),
     Link("Waits", ".waits", "waits", counted="Overdue timers and time-outs"),
     Link("Events", ".events", "events"),
+    Link("Queues", ".queues", "queues", when=queues.has_queues),
     Link("Workers", ".workers", "workers"),
     Link("Registry", ".registry", "registry"),
     Link("Audit", ".audit", "audit", Permission.VIEW_AUDIT),
@@ -45,6 +47,7 @@ ROUTES: tuple[Route, ...] = (
     *bulk.ROUTES,
     *waits.ROUTES,
     *events.ROUTES,
+    *queues.ROUTES,
     *workers.ROUTES,
     *registry.ROUTES,
     *audit.ROUTES,

@@ -37,6 +37,7 @@ from .overview import read_due
 from .overview import read_running
 from .overview import read_signs
 from .plans import workspace_names
+from .queues import count_queues
 from .registry import count_unfinished
 from .registry import recent_versions
 from .rows import instant
@@ -82,6 +83,7 @@ __all__ = [
     "count_live",
     "count_newer",
     "count_operation",
+    "count_queues",
     "count_rows",
     "count_runs",
     "count_steps",

@@ -6,6 +6,7 @@ let times tick while a terminal prints them plainly.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from . import phrases
 from .hooks import app_hides
 from .redaction import hides
 from .redaction import redact_text
+from .runs import Awaited
 from .runs import Count
 from .runs import decode
 from .runs import in_ranges
@@ -118,18 +120,10 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
-    """An event, or a message, that a run waits for; `match` holds the fields it compares, and their values as JSON."""
-
-    name: str
-    match: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Beside:
     """What was looked up for one run alone."""
 
-    waited: tuple[Waited, ...] = ()
+    waited: tuple[Awaited, ...] = ()
     #: How many of those names came since, and were not for it; null when that was not counted.
     passed: Count | None = None
     #: How many came that no worker has looked at yet.
@@ -362,7 +356,7 @@ def on_worker(run: Run, around: Surroundings) -> Text:
     """The name of the worker that holds the run."""
     worker = around.names.get(run.worker or "")
     if worker is None:
-        return ("a worker that is gone",) if run.worker is not None else ("no worker",)
+        return ("a process that is no live worker",) if run.worker is not None else ("no worker",)
     return (Name(worker_name(worker)),)
 
 
@@ -494,14 +488,18 @@ def _versions(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _why_running(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
-    if run.due_at is not None and (_late(run, around) or run.worker not in around.names):
+    if _late(run, around) or beside.holder is not None:
         return _why_lost(run, step, around, beside)
 
     on: Text = ("on ", *on_worker(run, around), ".")
+    over: Text = ()
+    if run.worker not in around.names and run.due_at is not None and not _due(run, around):
+        # Nobody lists the process of a `tick`.
+        over = ("Should that be gone, any live worker takes the run over ", Instant(run.due_at, "in"), ".")
     if step is None:
-        return Why(("Running ", *on), _losses(run))
+        return Why(("Running ", *on), _sentences(over, _losses(run)))
     since: Text = () if step.started_at is None else ("for ", Instant(step.started_at, "for"), " ")
-    return Why((*capital(numbered(step)), ", runs ", *since, *on), _losses(run))
+    return Why((*capital(numbered(step)), ", runs ", *since, *on), _sentences(over, _losses(run)))
 
 
 def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
@@ -513,11 +511,9 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
         headline: Text = ("Its worker", *named, " does not answer; the lease ran out ", Instant(due_at, "ago"), ".")
         over: Text = ("Any live worker takes it over at its next look.",)
     else:
-        gone: Text = (" is gone.",)
+        gone: Text = () if worker is None else (" was last seen ", Instant(worker.seen_at, "ago"), ".")
         if worker is not None and worker.stopped_at is not None:
             gone = (" stopped ", Instant(worker.stopped_at, "ago"), ".")
-        elif worker is not None:
-            gone = (" was last seen ", Instant(worker.seen_at, "ago"), ".")
         headline = ("Its worker", *named, *gone)
         over = ("Unless it comes back, any live worker takes the run over ", Instant(due_at, "in"), ".")
     nobody = _nobody(run, around)
@@ -619,7 +615,7 @@ def _awaited(step: Step | None, around: Surroundings, beside: Beside) -> Text:
     return joined
 
 
-def _matched_by(event: Waited, around: Surroundings) -> Text:
+def _matched_by(event: Awaited, around: Surroundings) -> Text:
     text: Text = ()
     hides_too = app_hides()
     for place, (name, value) in enumerate(event.match):
@@ -631,7 +627,13 @@ def _matched_by(event: Waited, around: Surroundings) -> Text:
         elif hides_too is not None and hides_too(f"$.{name}", decode(value)):
             text = (*text, between, Name(name), " (hidden by the app)")
         else:
-            text = (*text, between, Name(name), " = ", Name(phrases.cut(redact_text(value), 100)))
+            text = (
+                *text,
+                between,
+                Name(name),
+                " = ",
+                Name(phrases.cut(redact_text(json.dumps(value, ensure_ascii=False)), 100)),
+            )
     return text
 
 

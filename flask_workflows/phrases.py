@@ -96,3 +96,10 @@ def cut(text: str, limit: int) -> str:
     if len(line) > limit:
         return line[: limit - 1].rstrip() + "…"
     return f"{line} …" if newline else line
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters of a text of several lines, and how many are left out."""
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}… ({number(len(text) - limit)} more characters)"

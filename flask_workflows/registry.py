@@ -92,3 +92,7 @@ class Registry:
     def ranges(self) -> list[tuple[str, int, int]]:
         """What a worker with this registry can execute."""
         return [workflow.ranges for workflow in self._every()]
+
+    def tries(self, default: int) -> dict[str, int]:
+        """How often each step is tried; `default` times where it does not say."""
+        return {step.name: step.retry.attempts or default for step in self._steps.values()}

@@ -152,6 +152,13 @@ def _cut_string(text: str, name: str) -> str | None:
     return None if isinstance(value, Undecodable) else str(value)
 
 
+def step_label(key: str) -> str:
+    """A step's key as people say it."""
+    if not key.startswith("$"):
+        return key
+    return key[1:].replace(":", " ", 1).replace("#", " #")
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An attempt of a step before its last one."""
@@ -192,9 +199,7 @@ class Step:
     @property
     def label(self) -> str:
         """The key as people say it: `$wait:paid#2` is "wait paid #2"."""
-        if not self.key.startswith("$"):
-            return self.key
-        return self.key[1:].replace(":", " ", 1).replace("#", " #")
+        return step_label(self.key)
 
     @property
     def finished(self) -> bool:
@@ -559,3 +564,61 @@ class AuditPage:
     newer: str | None = None
     #: How many entries were looked at when looking was cut short; `older` goes on from there.
     searched: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """An event, or a message, that a call waits for, with the fields it compares and the values they must have."""
+
+    name: str
+    match: tuple[tuple[str, Any], ...] = ()
+    #: Events emitted from then on count too.
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An event or message that a run received, or a message that it has not taken yet."""
+
+    id: int
+    name: str
+    is_message: bool
+    emitted_at: datetime
+    #: The key of the call that took it; null if none did.
+    step: str | None
+    received_at: datetime | None
+    #: Null where it was not read.
+    payload: Head | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A value that a run published with `ctx.set`, or its progress."""
+
+    key: str
+    updated_at: datetime
+    value: Head = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDetails:
+    """One step of a run; its values are null where there are none, or were not read."""
+
+    step: Step
+    #: How many steps the run has.
+    step_count: int
+    input: Head | None = field(default=None, repr=False)
+    output: Head | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """No more of a recorded call than what it was and how it stands."""
+
+    number: int
+    key: str
+    status: str
+
+    @property
+    def label(self) -> str:
+        return step_label(self.key)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from datetime import timedelta
 from typing import Any
+from typing import Protocol
 
 from . import signals
 from .audit import By
@@ -41,7 +42,6 @@ from .runs import WouldWake
 from .runtime import Runtime
 from .store import NewEvent
 from .store import NewRun
-from .store import StoredStep
 from .store.actions import Finished
 from .store.reading import find_worker
 from .store.reading import list_events
@@ -148,7 +148,7 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None
     if epoch is not None and epoch != run.epoch:
         raise _changed(run_id)
     runtime.sessions.refuse_if_busy("retry()")
-    forget = _to_forget(runtime.store.histories([run_id])[run_id])
+    forget = to_forget(runtime.store.histories([run_id])[run_id])
     try:
         done = runtime.actions.retry(run_id, run.epoch, forget, by)
     except Exception as error:
@@ -443,12 +443,19 @@ def _id_before(cutoff: int) -> str:
     return id_at(max(0, cutoff) + 3_600_000)
 
 
-def _to_forget(stored: Sequence[StoredStep]) -> list[str]:
-    """Failed calls that nothing recorded follows in their branch."""
-    last: dict[str, StoredStep] = {}
-    for step in stored:
-        last[step.key.rpartition("/")[0]] = step
-    return [step.key for step in last.values() if step.status == "failed"]
+class _Call(Protocol):
+    @property
+    def key(self) -> str: ...
+    @property
+    def status(self) -> str: ...
+
+
+def to_forget(calls: Sequence[_Call]) -> list[str]:
+    """What a retry forgets of recorded calls in order: the failed ones that nothing recorded follows in their branch."""
+    last: dict[str, _Call] = {}
+    for call in calls:
+        last[call.key.rpartition("/")[0]] = call
+    return [call.key for call in last.values() if call.status == "failed"]
 
 
 def _unknown(run_id: str) -> RunNotFound:

@@ -18,9 +18,9 @@ from flask_workflows.explain import now_doing
 from flask_workflows.explain import plain
 from flask_workflows.explain import state
 from flask_workflows.explain import Surroundings
-from flask_workflows.explain import Waited
 from flask_workflows.explain import why
 from flask_workflows.explain import work_command
+from flask_workflows.runs import Awaited
 from flask_workflows.runs import Count
 from flask_workflows.runs import Run
 from flask_workflows.runs import RunError
@@ -292,19 +292,27 @@ def test_run_of_a_worker_that_is_gone_says_so_before_the_lease_ends() -> None:
     run = a_run(RunStatus.RUNNING, worker="gone", due_at=soon(12), attempts=1)
     holder = a_worker("web-2", id="gone", seen_at=ago(48))
 
-    assert line(run) == "on a worker that is gone"
-    assert sentences(run, a_step()) == [
-        "Its worker is gone.",
+    assert line(run) == "on a process that is no live worker"
+    assert sentences(run, a_step(), extra=Beside(holder=holder)) == [
+        "Its worker, web-2 (web-2:4411), was last seen 48 s ago.",
         "Unless it comes back, any live worker takes the run over in 12 s. "
         "Step 4, render_pdf, then starts again, attempt 3 of 3.",
     ]
-    assert sentences(run, extra=Beside(holder=holder))[0] == "Its worker, web-2 (web-2:4411), was last seen 48 s ago."
     stopped = replace(holder, stopped_at=ago(9))
     assert sentences(run, extra=Beside(holder=stopped))[0] == "Its worker, web-2 (web-2:4411), stopped 9 s ago."
     late = replace(run, due_at=ago(34), attempts=2)
     assert sentences(late, a_step(), extra=Beside(holder=holder)) == [
         "Its worker, web-2 (web-2:4411), does not answer; the lease ran out 34 s ago.",
         "Any live worker takes it over at its next look. It fails then: its attempts are used up.",
+    ]
+
+
+def test_run_of_a_process_nobody_lists_may_be_well() -> None:
+    run = a_run(RunStatus.RUNNING, worker="tick", due_at=soon(12))
+
+    assert sentences(run, a_step()) == [
+        "Step 4, render_pdf, runs for 9 s on a process that is no live worker.",
+        "Should that be gone, any live worker takes the run over in 12 s.",
     ]
 
 
@@ -436,7 +444,7 @@ def test_waiting_run_names_the_event_and_the_limit() -> None:
 def test_waiting_run_says_what_has_to_match_and_what_came_instead() -> None:
     run = a_run(RunStatus.WAITING, due_at=None)
     wait = a_step("$wait:refund.approved", "waiting", kind="wait")
-    waited = Waited("refund.approved", (("order.id", '"order-8812"'), ("token", '"abc"')))
+    waited = Awaited("refund.approved", (("order.id", "order-8812"), ("token", "abc")))
 
     extra = Beside((waited,), passed=Count(2), unseen=Count(0))
     assert sentences(run, wait, extra=extra) == [
@@ -449,7 +457,7 @@ def test_waiting_run_says_what_has_to_match_and_what_came_instead() -> None:
     assert sentences(run, wait, extra=unseen)[1].endswith(
         "1,000+ of that name came since, with other values. 1 of that name came that no worker has looked at yet."
     )
-    several = replace(extra, waited=(waited, Waited("order.closed"), Waited("order.lost")))
+    several = replace(extra, waited=(waited, Awaited("order.closed"), Awaited("order.lost")))
     assert sentences(run, wait, extra=several)[0].endswith(", event order.closed or event order.lost.")
     assert "2 of these names came since" in sentences(run, wait, extra=several)[1]
 
@@ -458,7 +466,7 @@ def test_values_are_told_to_those_who_may_see_payloads() -> None:
     beside = around(a_worker(), payloads=False)
     run = a_run(RunStatus.WAITING, due_at=None)
     wait = a_step("$wait:paid", "waiting", kind="wait")
-    extra = Beside((Waited("paid", (("order", "8812"),)),))
+    extra = Beside((Awaited("paid", (("order", 8812),)),))
     assert sentences(run, wait, beside=beside, extra=extra)[0] == "Waiting for event paid with a certain order."
 
     error = RunError("app.Bad", "order 8812", kind="step", step="pay")
@@ -474,14 +482,15 @@ def test_values_are_told_to_those_who_may_see_payloads() -> None:
 
 
 def test_action_that_helps_most_goes_with_the_sentence() -> None:
-    def action(run: Run, *steps: Step, workers: tuple[Worker, ...] = (a_worker(),)) -> str:
-        return why(run, steps, around(*workers, known={"send_invoice": [(1, 2)]})).action
+    def action(run: Run, *steps: Step, workers: tuple[Worker, ...] = (a_worker(),), extra: Beside | None = None) -> str:
+        return why(run, steps, around(*workers, known={"send_invoice": [(1, 2)]}), beside=extra or Beside()).action
 
     assert action(a_run()) == ""
     assert action(a_run(), workers=()) == "workers"
     assert action(a_run(workflow="gone")) == "cancel"
     assert action(a_run(RunStatus.RUNNING, worker="w1", due_at=soon(9)), a_step()) == ""
-    assert action(a_run(RunStatus.RUNNING, worker="w2", due_at=soon(9)), a_step()) == "release"
+    lost = a_run(RunStatus.RUNNING, worker="w2", due_at=soon(9))
+    assert action(lost, a_step(), extra=Beside(holder=a_worker(id="w2", seen_at=ago(60)))) == "release"
     assert action(a_run(RunStatus.SLEEPING, due_at=soon(9))) == "wake"
     assert action(a_run(RunStatus.SLEEPING, due_at=ago(90))) == "workers"
     assert action(a_run(RunStatus.SLEEPING, due_at=soon(9)), a_step("a", "retrying")) == "wake"

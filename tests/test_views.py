@@ -165,8 +165,8 @@ def test_app_is_asked_for_the_action_and_the_run(app: Flask, rows: Rows, workflo
     run_id = rows.run()
     app.test_client().get(f"/workflows/run/{run_id}")
 
-    # Then for what the bar at the top may lead to.
     assert asked[:2] == [("view", None), ("view", run_id)]
+    assert {about for action, about in asked[2:]} <= {run_id, None}
 
 
 def test_run_the_visitor_may_not_see_is_not_there(app: Flask, rows: Rows, workflows: Workflows) -> None:
@@ -923,7 +923,7 @@ def test_pages_follow_real_runs(database_url: str, make_app: apps.MakeApp) -> No
 
     text = text_of(client.get("/workflows/runs"))
     assert "Sleeping wakes 13:00:00, in 1 h" in text
-    assert "Retrying step 1, unsure, try 2 in 1 min. ValueError" in text
+    assert "Retrying step 1, unsure, try 2 of 2 in 1 min. ValueError" in text
     assert "Failed Declined: no funds" in text
     assert "Failed at step 2, refuse: Declined: no funds The step declares this error" in text_of(
         client.get(f"/workflows/run/{ids[2]}")

@@ -15,15 +15,25 @@ from ..errors import KeyTaken
 from ..errors import RunChanged
 from ..errors import RunFinished
 from ..errors import RunNotFailed
+from ..errors import RunNotLost
 from ..errors import RunNotSleeping
 from .access import Permission
 from .visit import Visit
 
 #: Things are not as the page showed them, and nothing was done: to be answered 409.
-CONFLICTS = (RunChanged, RunFinished, RunNotFailed, RunNotSleeping, KeyTaken, KeyBusy)
+CONFLICTS = (RunChanged, RunFinished, RunNotFailed, RunNotSleeping, RunNotLost, KeyTaken, KeyBusy)
 
 #: Of a reason, in characters.
 REASON_LIMIT = 1_000
+
+
+class Wrong(Exception):
+    """What was filled in cannot be done: the field, and what to say there. To be answered 422."""
+
+    def __init__(self, field: str, words: str) -> None:
+        super().__init__(words)
+        self.field = field
+        self.words = words
 
 
 class Form:

@@ -226,13 +226,22 @@ class Visit:
         """Whether ids say when their runs were created."""
         return self.runtime.store.clock() is None
 
-    def surroundings(self, now: datetime, workers: tuple[Worker, ...], ahead: Count | None = None) -> Surroundings:
+    def surroundings(
+        self, now: datetime, workers: tuple[Worker, ...], ahead: Count | None = None, run: Run | None = None
+    ) -> Surroundings:
+        """What is known beside the runs, or beside one."""
         runtime = self.runtime
         known: dict[str, list[tuple[int, int]]] = {}
         for name, low, high in runtime.registry.ranges():
             known.setdefault(name, []).append((low, high))
         return Surroundings(
-            now=now, workers=workers, known=known, keep_days=runtime.config.prune_after_days, ahead=ahead
+            now=now,
+            workers=workers,
+            known=known,
+            keep_days=runtime.config.prune_after_days,
+            ahead=ahead,
+            tries=runtime.registry.tries(runtime.config.step_attempts),
+            payloads=self.may(Permission.VIEW_PAYLOAD, run),
         )
 
     # Answering -----------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 from ... import phrases
 from ...explain import capital
@@ -16,10 +18,19 @@ from ...explain import on_worker
 from ...explain import state
 from ...explain import Surroundings
 from ...explain import Text
+from ...explain import worker_name
+from ...runs import AuditEntry
+from ...runs import Call
 from ...runs import Run
 from ...runs import RunStatus
 from ...runs import Step
+from ...runs import Worker
+from ...service import to_forget
 from ..access import Permission
+
+#: Of so many calls a page tells what a retry does with each.
+MOST_CALLS = 10_000
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,14 @@ class Scene:
     open_steps: tuple[Step, ...]
     step_count: int
     around: Surroundings
+    #: The worker that holds the run, where that is not among the live ones.
+    holder: Worker | None = None
+    #: A worker that was not seen for this long is lost.
+    lost_after: timedelta = timedelta(seconds=30)
+    #: Of a run to be retried, its recorded calls up to `MOST_CALLS`.
+    calls: tuple[Call, ...] = ()
+    #: Names of messages that it waits for.
+    awaited: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -64,33 +83,43 @@ class RunAction:
     #: The last part of its address.
     name: str
     permission: Permission
-    #: Of the button that leads to its page.
-    label: str
+    label: Callable[[Scene], str]
     #: Why it cannot be done now; empty where it can.
     cannot: Callable[[Scene], Text]
     ask: Callable[[Scene], Ask]
+    #: Whether it is done only to the run as its page showed it.
+    as_shown: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A button that leads to an action's page."""
+
+    name: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
     """What a run's page has buttons for, and why it has none for the rest."""
 
-    actions: tuple[RunAction, ...] = ()
+    actions: tuple[Offer, ...] = ()
     refused: tuple[tuple[str, Text], ...] = ()
 
 
 def offers(scene: Scene, may: Callable[[Permission, Run], bool]) -> Offers:
     """What the visitor can do to the run now."""
-    actions: list[RunAction] = []
+    actions: list[Offer] = []
     refused: list[tuple[str, Text]] = []
     for action in ACTIONS:
+        label = action.label(scene)
         why_not = action.cannot(scene)
         if not why_not and not may(action.permission, scene.run):
             why_not = ("You are not allowed to ", action.permission.value, " this run.")
         if why_not:
-            refused.append((action.label, why_not))
+            refused.append((label, why_not))
         else:
-            actions.append(action)
+            actions.append(Offer(action.name, label))
     return Offers(tuple(actions), tuple(refused))
 
 
@@ -106,6 +135,7 @@ class ActionPage:
     epoch: int
     ask: Ask | None
     cannot: Text
+    awaited: tuple[str, ...]
     #: What happened since the form was drawn that was sent.
     meanwhile: Text = ()
 
@@ -121,26 +151,30 @@ def action_page(action: RunAction, scene: Scene, *, meanwhile: Text = ()) -> Act
         epoch=run.epoch,
         ask=None if why_not else action.ask(scene),
         cannot=why_not,
+        awaited=scene.awaited,
         meanwhile=meanwhile,
     )
 
 
-def meanwhile(scene: Scene, drawn: str) -> Text:
-    """What became of the run since a form was drawn while it was `drawn`."""
+def meanwhile(scene: Scene, drawn: str, last: AuditEntry | None = None) -> Text:
+    """What became of the run since a form was drawn while it was `drawn`; `last` is what was done to it last."""
     run = scene.run
+    who: Text = ()
+    if last is not None and last.actor and last.after == (scene.state if run.cancelling else run.status):
+        who = (", by ", Name(last.actor))
+    if run.cancelling and run.cancel_requested_at is not None:
+        return ("Cancelling was asked for at ", Instant(run.cancel_requested_at), *who, ". Nothing was done.")
     went: Text = ("This run went to ", Name(scene.state))
-    if run.status == drawn and not run.cancelling:
+    if run.status == drawn:
         went = ("This run changed since the page was loaded, and is ", Name(scene.state), " again")
     at: Text = () if run.status is RunStatus.RUNNING else (" at ", Instant(run.finished_at or run.updated_at))
-    if run.cancelling and run.cancel_requested_at is not None:
-        went, at = ("Cancelling was asked for",), (" at ", Instant(run.cancel_requested_at))
-    return (*went, *at, ". Nothing was done.")
+    return (*went, *at, *who, ". Nothing was done.")
 
 
 # Cancel ------------------------------------------------------------------------------------
 
 
-def cannot_cancel(scene: Scene) -> Text:
+def _cannot_cancel(scene: Scene) -> Text:
     run = scene.run
     if run.finished:
         return _finished(run)
@@ -150,14 +184,8 @@ def cannot_cancel(scene: Scene) -> Text:
     return ()
 
 
-def ask_cancel(scene: Scene) -> Ask:
-    return Ask(
-        title="Cancel this run?",
-        effects=tuple(_cancel_effects(scene)),
-        do="Cancel the run",
-        keep="Keep it",
-        danger=True,
-    )
+def _ask_cancel(scene: Scene) -> Ask:
+    return Ask("Cancel this run?", tuple(_cancel_effects(scene)), "Cancel the run", "Keep it", danger=True)
 
 
 def _cancel_effects(scene: Scene) -> Iterator[Text]:
@@ -182,15 +210,199 @@ def _cancel_effects(scene: Scene) -> Iterator[Text]:
             yield ("It ends at once. ", *capital(numbered(step)), ", is not tried again.")
         case _:
             yield ("It ends at once.",)
-    yield from _kept(scene)
-    yield ("A cancelled run can be retried later; it goes on from where it stopped.",)
-
-
-def _kept(scene: Scene) -> Iterator[Text]:
-    """What becomes of what was done."""
     if scene.step_count:
         calls = phrases.several(scene.step_count, "recorded call")
         yield (f"Its {calls} stay. What the steps did is not undone.",)
+    yield ("A cancelled run can be retried later; it goes on from where it stopped.",)
+
+
+# Retry -------------------------------------------------------------------------------------
+
+
+def _cannot_retry(scene: Scene) -> Text:
+    if scene.run.status in (RunStatus.FAILED, RunStatus.CANCELLED):
+        return ()
+    return ("Only a failed or cancelled run can be retried; this one is ", Name(scene.state), ".")
+
+
+def _ask_retry(scene: Scene) -> Ask:
+    return Ask("Retry this run?", tuple(_retry_effects(scene)), "Retry the run", "Leave it as it is")
+
+
+def _retry_effects(scene: Scene) -> Iterator[Text]:
+    run = scene.run
+    if len(scene.calls) > MOST_CALLS:
+        yield ("What failed last runs again, with fresh attempts. Every other recorded call is kept.",)
+    else:
+        yield from _plan(scene.calls)
+    if run.error is not None and run.error.kind == "nondeterminism":
+        yield ("The code must make the recorded calls again, in their order; if it does not, the run fails as before.",)
+    able = sum(worker.can_run(run) for worker in scene.around.workers)
+    ready = (
+        f"{phrases.several(able, 'live worker')} can take it." if able else "No live worker can take it now: it waits."
+    )
+    yield (f"It goes on as version {run.version}. {ready}",)
+    if run.key is not None:
+        yield ("It takes its key ", Name(run.key), " again. If a newer unfinished run has it, nothing is done.")
+
+
+def _plan(calls: Sequence[Call]) -> Iterator[Text]:
+    forgotten = set(to_forget(calls))
+    again = [call for call in calls if call.key in forgotten]
+    goes_on = [call for call in calls if call.status not in ("completed", "failed")]
+    kept = [call for call in calls if call.status == "completed"]
+    stays = [call for call in calls if call.status == "failed" and call.key not in forgotten]
+    if again:
+        yield ("Runs again, with fresh attempts: ", *_listed(again), "; then what follows in the code.")
+    elif goes_on:
+        yield ("Goes on with: ", *_listed(goes_on), "; then what follows in the code.")
+    elif calls:
+        yield ("It goes on behind its last recorded call.",)
+    else:
+        yield ("Nothing is recorded: it begins at its beginning.",)
+    if kept:
+        yield ("Kept, and not run again: ", *_listed(kept), ".")
+    if stays:
+        yield ("Stays failed, as the workflow dealt with it: ", *_listed(stays), ".")
+
+
+def _listed(calls: Sequence[Call]) -> Text:
+    """Numbers and names of calls; of many, the first ones and how many more."""
+    text: Text = ()
+    for call in calls[:_NAMED]:
+        text = (*text, *((", ",) if text else ()), f"{phrases.number(call.number)} ", Name(call.label))
+    more = len(calls) - _NAMED
+    return (*text, f" and {phrases.number(more)} more") if more > 0 else text
+
+
+# Wake and move -----------------------------------------------------------------------------
+
+
+def _cannot_wake(scene: Scene) -> Text:
+    run = scene.run
+    if run.finished:
+        return _finished(run)
+    if run.status is not RunStatus.SLEEPING:
+        return ("Only a sleeping run has a timer; this one is ", Name(scene.state), ".")
+    if run.due_at is not None and run.due_at <= scene.around.now:
+        return ("Its time has come already: it waits for a worker.",)
+    return ()
+
+
+def _wake_label(scene: Scene) -> str:
+    return "Try again now" if scene.state == "retrying" else "Wake now"
+
+
+def _ask_wake(scene: Scene) -> Ask:
+    retrying = scene.state == "retrying"
+    return Ask(
+        "Try again now?" if retrying else "Wake this run now?",
+        tuple(_wake_effects(scene)),
+        "Try again now" if retrying else "Wake it now",
+        "Let it wait" if retrying else "Let it sleep",
+    )
+
+
+def _wake_effects(scene: Scene) -> Iterator[Text]:
+    yield from _planned(scene)
+    step = scene.step
+    if scene.state == "retrying":
+        tried: Text = ("The run",) if step is None else capital(numbered(step))
+        yield (*tried, ", is tried again at once." if step is not None else " is tried again at once.")
+        yield ("The attempt counts as it would have later.",)
+    elif scene.run.started_at is None and step is None:
+        yield ("It begins at once.",)
+    else:
+        yield ("The sleep ends at once, and the workflow goes on behind it.",)
+
+
+def _planned(scene: Scene) -> Iterator[Text]:
+    if scene.run.due_at is not None:
+        yield ("Planned for ", Instant(scene.run.due_at), ", ", Instant(scene.run.due_at, "in"), ".")
+
+
+def _ask_move(scene: Scene) -> Ask:
+    effects = [*_planned(scene)]
+    if scene.state == "retrying":
+        effects.append(("The next try is made at the time you give instead.",))
+    else:
+        effects.append(("It wakes at the time you give instead, and goes on from there.",))
+    return Ask("Move the timer of this run?", tuple(effects), "Move the timer", "Leave it as it is")
+
+
+# Release -----------------------------------------------------------------------------------
+
+
+def _cannot_release(scene: Scene) -> Text:
+    run, around = scene.run, scene.around
+    if run.finished:
+        return _finished(run)
+    if run.worker is None:
+        return ("No worker holds it: it is ", Name(scene.state), ".")
+    live = around.names.get(run.worker)
+    worker = live or scene.holder
+    if worker is None or worker.stopped_at is not None or worker.seen_at + scene.lost_after < around.now:
+        return ()
+    seconds = phrases.age(scene.lost_after)
+    seen = Instant(worker.seen_at, "ago")
+    return ("Its worker, ", Name(worker_name(worker)), ", was seen ", seen, f"; it is lost after {seconds} of silence.")
+
+
+def _ask_release(scene: Scene) -> Ask:
+    return Ask(
+        "Release the lease of this run?", tuple(_release_effects(scene)), "Release the lease", "Wait for the lease"
+    )
+
+
+def _release_effects(scene: Scene) -> Iterator[Text]:
+    run, step, holder = scene.run, scene.step, scene.holder
+    named: Text = ("the process that holds it",)
+    if holder is not None:
+        named = (Name(worker_name(holder)),)
+        if holder.stopped_at is not None:
+            yield (*named, " stopped ", Instant(holder.stopped_at, "ago"), ".")
+        else:
+            yield (*named, " was last seen ", Instant(holder.seen_at, "ago"), ".")
+    else:
+        yield (
+            "The process that holds it is not among the workers. It may be a ",
+            Name("flask workflows tick"),
+            " under way.",
+        )
+    if run.due_at is not None and not scene.late:
+        yield ("Without this, any worker takes the run over ", Instant(run.due_at, "in"), ".")
+    what: Text = ("The run",) if step is None else (*capital(numbered(step)), ",")
+    if run.status is RunStatus.RUNNING and run.attempts + 1 >= run.max_attempts:
+        yield ("The next worker fails the run: its attempts are used up.",)
+    elif run.status is RunStatus.RUNNING:
+        again = f" starts again on the next free worker, attempt {run.attempts + 2} of {run.max_attempts}."
+        yield (*what, again)
+    else:
+        yield ("It had not begun; the next free worker begins it.",)
+    twice: Text = ("what it does",) if step is None else numbered(step)
+    yield ("If ", *named, " still lives, ", *twice, " may run twice. Only one of the two can store a result.")
+
+
+# Send --------------------------------------------------------------------------------------
+
+
+def _cannot_send(scene: Scene) -> Text:
+    run = scene.run
+    return ("Nobody would read it. ", *_finished(run)) if run.finished else ()
+
+
+def _ask_send(scene: Scene) -> Ask:
+    return Ask("Send this run a message?", tuple(_send_effects(scene)), "Send the message", "Send nothing")
+
+
+def _send_effects(scene: Scene) -> Iterator[Text]:
+    names: Text = ()
+    for name in scene.awaited:
+        names = (*names, *((", ",) if names else ()), Name(name))
+    if names:
+        yield ("It waits for a message named ", *names, ": one of that name wakes it.")
+    yield ("The message is kept until the run takes one of its name, the oldest first.",)
+    yield ("It is sent once, also if the form is sent twice.",)
 
 
 # Shared ------------------------------------------------------------------------------------
@@ -201,4 +413,15 @@ def _finished(run: Run) -> Text:
     return ("The run is ", Name(run.status), *at, ".")
 
 
-ACTIONS = (RunAction("cancel", Permission.CANCEL, "Cancel", cannot_cancel, ask_cancel),)
+def _named(label: str) -> Callable[[Scene], str]:
+    return lambda scene: label
+
+
+ACTIONS = (
+    RunAction("retry", Permission.RETRY, _named("Retry"), _cannot_retry, _ask_retry),
+    RunAction("wake", Permission.WAKE, _wake_label, _cannot_wake, _ask_wake),
+    RunAction("move", Permission.WAKE, _named("Move timer"), _cannot_wake, _ask_move),
+    RunAction("release", Permission.RELEASE, _named("Release lease"), _cannot_release, _ask_release),
+    RunAction("send", Permission.SEND, _named("Send message"), _cannot_send, _ask_send, as_shown=False),
+    RunAction("cancel", Permission.CANCEL, _named("Cancel"), _cannot_cancel, _ask_cancel),
+)

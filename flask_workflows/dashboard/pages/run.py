@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import field
+from datetime import datetime
 from datetime import timedelta
 
 from ... import phrases
+from ...context import PROGRESS
+from ...explain import Beside
 from ...explain import Instant
 from ...explain import Name
 from ...explain import state
@@ -18,17 +25,60 @@ from ...explain import why
 from ...explain import worker_name
 from ...payloads import Folded
 from ...payloads import Frame
+from ...payloads import LIMIT
 from ...payloads import read_traceback
 from ...payloads import show_value
 from ...payloads import Shown
 from ...redaction import redact_error
+from ...redaction import redact_text
+from ...runs import AuditEntry
+from ...runs import AuditPage
+from ...runs import Count
+from ...runs import decode
 from ...runs import Head
+from ...runs import Published
+from ...runs import Received
 from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
 from ...runs import Step
+from ...runs import step_label
+from .actions import Offer
 from .actions import Offers
 from .runs import took as run_took
+
+#: Of a value that is one of many on the page so much is shown.
+SMALL = 2_000
+#: Beside many steps less of the values is shown, so that the page stays small.
+MANY_STEPS = 60
+BESIDE_MANY = 4_000
+_TRACEBACK_LIMIT = 65_536
+
+
+_NONE = Count(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was read for a run's page. What the visitor may not see was not read, and is null or empty."""
+
+    run: Run
+    steps: tuple[Step, ...]
+    step_count: int
+    around: Surroundings
+    beside: Beside
+    input: Head | None = None
+    output: Head | None = None
+    #: The whole error of the step that failed the run.
+    cause: RunError | None = None
+    #: How many other runs failed the same way.
+    same_cause: Count = _NONE
+    received: tuple[Received, ...] = ()
+    published: tuple[Published, ...] = ()
+    #: What people did to it, newest first; null where the visitor may not see that.
+    history: AuditPage | None = None
+    #: Ids of the runs that its calls started, by the calls' keys.
+    started: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +99,8 @@ class StepRow:
     took: Text
     problem: str
     current: bool
+    #: The run that the call started.
+    started: str | None
     gap: int = 0
 
 
@@ -61,55 +113,164 @@ class ErrorShown:
 
 
 @dataclass(frozen=True, slots=True)
+class ReceivedRow:
+    """An event or message, and which call took it; `payload` is null where the visitor may not see it."""
+
+    name: str
+    kind: str
+    emitted_at: datetime
+    taken: Text
+    payload: Shown | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRow:
+    key: str
+    updated_at: datetime
+    value: Shown | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    at: datetime
+    actor: str
+    what: Text
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressShown:
+    """How far the run says it is; `total` is null where it did not say of how much."""
+
+    words: str
+    done: float
+    total: float | None
+    note: str
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class RunPage:
     id: str
     workflow: str
     state: str
     finished: bool
     why: Why
-    offers: Offers
+    #: The action that stands beside the explanation, and those at the top.
+    best: Offer | None
+    #: The page that helps most, where no action does: what it is called, and its address.
+    link: tuple[str, str] | None
+    actions: tuple[Offer, ...]
+    refused: tuple[tuple[str, Text], ...]
+    same_cause: Count
+    cause: str | None
     facts: tuple[Fact, ...]
     steps: tuple[StepRow, ...]
     step_count: int
     #: What is left out after the last step shown.
     gap: int
     steps_summary: str
+    progress: ProgressShown | None
+    #: Whether the visitor may see what went in and came out.
+    payloads: bool
     input: Shown | None
     output: Shown | None
     error: ErrorShown | None
+    received: tuple[ReceivedRow, ...]
+    published: tuple[PublishedRow, ...]
+    #: Null where the visitor may not see it.
+    history: tuple[HistoryRow, ...] | None
+    older_history: bool
 
 
-def run_page(
-    run: Run,
-    steps: Sequence[Step],
-    step_count: int,
-    around: Surroundings,
-    *,
-    offers: Offers,
-    input: Head | None,
-    output: Head | None,
-    cause: RunError | None = None,
-) -> RunPage:
-    """`cause` is the whole error of the step that failed the run."""
+def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, str] | None]) -> RunPage:
+    """`links` says by the name of what helps most where that is."""
+    run, steps, around = looked.run, looked.steps, looked.around
     open_steps = [step for step in steps if not step.finished]
     failed = failed_step(run, steps)
-    rows = tuple(_step_rows(steps, failed))
+    because = why(run, open_steps, around, failed=failed, beside=looked.beside)
+    best = next((action for action in offers.actions if action.name == because.action), None)
+    rows = tuple(_step_rows(looked, failed))
+    limit = BESIDE_MANY if len(rows) > MANY_STEPS else LIMIT
     return RunPage(
         id=run.id,
         workflow=run.workflow,
         state=state(run, open_steps),
         finished=run.finished,
-        why=why(run, open_steps, around, failed=failed),
-        offers=offers,
-        facts=tuple(_facts(run, steps, step_count, around)),
+        why=because,
+        best=best,
+        link=None if best is not None else links(because.action),
+        actions=tuple(action for action in offers.actions if action is not best),
+        refused=offers.refused,
+        same_cause=looked.same_cause,
+        cause=run.cause,
+        facts=tuple(_facts(looked)),
         steps=rows,
-        step_count=step_count,
-        gap=step_count - rows[-1].number if rows else 0,
-        steps_summary=_summary(steps, step_count),
-        input=None if input is None else show_value(input),
-        output=None if output is None else show_value(output),
-        error=None if run.error is None else _error(cause or run.error, failed),
+        step_count=looked.step_count,
+        gap=looked.step_count - rows[-1].number if rows else 0,
+        steps_summary=_summary(steps, looked.step_count),
+        progress=_progress(looked.published, around),
+        payloads=around.payloads,
+        input=None if looked.input is None else show_value(looked.input, limit),
+        output=None if looked.output is None else show_value(looked.output, limit),
+        error=None if run.error is None else _error(looked.cause or run.error, failed, around, limit),
+        received=tuple(map(_received, looked.received)),
+        published=tuple(_published(looked.published, around)),
+        history=None if looked.history is None else tuple(map(_done, looked.history.entries)),
+        older_history=looked.history is not None and looked.history.older is not None,
     )
+
+
+def _done(entry: AuditEntry) -> HistoryRow:
+    what: Text = (entry.action,)
+    if entry.action == "send":
+        what = ("send message ", Name(entry.target))
+    elif entry.action == "move":
+        what = (*what, " timer", *_moved(" from ", entry.before), *_moved(" to ", entry.after))
+    elif entry.before and entry.after and entry.before != entry.after:
+        what = (*what, f": {entry.before} to {entry.after}")
+    if entry.operation is not None:
+        what = (*what, ", with many others")
+    return HistoryRow(entry.at, entry.actor, what, redact_text(entry.reason))
+
+
+def _moved(word: str, text: str | None) -> Text:
+    try:
+        return () if text is None else (word, Instant(datetime.fromisoformat(text)))
+    except ValueError:
+        return ()
+
+
+def _received(received: Received) -> ReceivedRow:
+    taken: Text = ("not taken yet",)
+    if received.step is not None:
+        taken = ("by ", Name(step_label(received.step)))
+        if received.received_at is not None:
+            taken = (*taken, ", ", Instant(received.received_at))
+    return ReceivedRow(
+        name=received.name,
+        kind="message" if received.is_message else "event",
+        emitted_at=received.emitted_at,
+        taken=taken,
+        payload=None if received.payload is None else show_value(received.payload, SMALL),
+    )
+
+
+def _published(published: Iterable[Published], around: Surroundings) -> Iterator[PublishedRow]:
+    for one in published:
+        if one.key != PROGRESS:
+            yield PublishedRow(one.key, one.updated_at, show_value(one.value, SMALL) if around.payloads else None)
+
+
+def _progress(published: Iterable[Published], around: Surroundings) -> ProgressShown | None:
+    found = next((one for one in published if one.key == PROGRESS), None)
+    match None if found is None else (found.updated_at, decode(found.value.text)):
+        case (at, {"done": int() | float() as done, "total": total, "note": note}):
+            of = total if isinstance(total, int | float) and total > 0 else None
+            words = f"{done:g}" if of is None else f"{done:g} of {of:g}"
+            shown = redact_text(phrases.cut(str(note), 200)) if note is not None and around.payloads else ""
+            return ProgressShown(words, done, of, shown, at)
+    return None
 
 
 def failed_step(run: Run, steps: Sequence[Step]) -> Step | None:
@@ -127,9 +288,10 @@ def _same(one: RunError | None, other: RunError) -> bool:
     return one is not None and one.type == other.type and one.message[:200] == other.message[:200]
 
 
-def _step_rows(steps: Sequence[Step], failed: Step | None) -> Iterable[StepRow]:
+def _step_rows(looked: Looked, failed: Step | None) -> Iterable[StepRow]:
     last = 0
-    for step in steps:
+    limit = 200 if len(looked.steps) <= MANY_STEPS else 60
+    for step in looked.steps:
         number = step.number or step.position
         yield StepRow(
             number=number,
@@ -138,8 +300,9 @@ def _step_rows(steps: Sequence[Step], failed: Step | None) -> Iterable[StepRow]:
             state=step.status,
             tries=step.attempts,
             took=_step_took(step),
-            problem="" if step.error is None else _one_line(step.error),
+            problem="" if step.error is None else _one_line(step.error, looked.around, limit),
             current=not step.finished or step is failed,
+            started=looked.started.get(step.key),
             gap=number - last - 1,
         )
         last = number
@@ -151,8 +314,8 @@ def _step_took(step: Step) -> Text:
     return () if step.started_at is None or step.finished else (Instant(step.started_at, "for"),)
 
 
-def _one_line(error: RunError) -> str:
-    message = phrases.cut(redact_error(error).message, 200)
+def _one_line(error: RunError, around: Surroundings, limit: int) -> str:
+    message = phrases.cut(redact_error(error).message, limit) if around.payloads else ""
     return f"{error.short_type}: {message}" if message else error.short_type
 
 
@@ -167,15 +330,28 @@ def _summary(steps: Sequence[Step], step_count: int) -> str:
     return ", ".join(f"{phrases.number(value)} {status}" for status, value in counted.items())
 
 
-def _error(error: RunError, failed: Step | None) -> ErrorShown:
-    shown = redact_error(error)
-    entries = () if error.traceback is None else read_traceback(error.traceback)
+def _error(error: RunError, failed: Step | None, around: Surroundings, limit: int) -> ErrorShown:
     step = error.step if failed is None else failed.key
-    return ErrorShown(type=shown.type, message=shown.message, step=step, entries=entries)
+    return show_error(error, step, around, limit)
 
 
-def _facts(run: Run, steps: Sequence[Step], step_count: int, around: Surroundings) -> Iterable[Fact]:
+def show_error(error: RunError, step: str | None, around: Surroundings, limit: int = LIMIT) -> ErrorShown:
+    """An error as far as the visitor may see it, its traceback up to a size."""
+    if not around.payloads:
+        return ErrorShown(error.type, "", step, ())
+    shown = redact_error(error)
+    entries = (
+        () if error.traceback is None else read_traceback(redact_text(error.traceback[-_TRACEBACK_LIMIT:])[-limit:])
+    )
+    return ErrorShown(shown.type, phrases.shortened(shown.message, limit // 4), step, entries)
+
+
+def _facts(looked: Looked) -> Iterable[Fact]:
+    run, steps, step_count, around = looked.run, looked.steps, looked.step_count, looked.around
     yield Fact("Created", (Instant(run.created_at), ", ", Instant(run.created_at, "ago")))
+    for entry in () if looked.history is None else looked.history.entries:
+        if entry.action == "start" and entry.actor:
+            yield Fact("Started by", (Name(entry.actor),))
     if run.started_at is not None:
         yield Fact("Started", (Instant(run.started_at),))
     if run.finished_at is not None:
@@ -218,4 +394,4 @@ def _lease(run: Run, around: Surroundings) -> Text:
     if run.worker is None:
         return (f"none while {run.status}",)
     worker = around.names.get(run.worker)
-    return ("held by ", Name(worker_name(worker))) if worker is not None else ("of a worker that is gone",)
+    return ("held by ", Name(worker_name(worker))) if worker is not None else ("of a process that is no live worker",)

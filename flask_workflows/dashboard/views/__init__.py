@@ -18,6 +18,7 @@ from . import queues
 from . import registry
 from . import run
 from . import runs
+from . import step
 from . import system
 from . import waits
 from . import workers
@@ -43,6 +44,7 @@ ROUTES: tuple[Route, ...] = (
     *failures.ROUTES,
     *runs.ROUTES,
     *run.ROUTES,
+    *step.ROUTES,
     *actions.ROUTES,
     *bulk.ROUTES,
     *waits.ROUTES,

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flask import current_app
+from flask import url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import MultiDict
 
+from ... import service
+from ...beside import look_beside
 from ...payloads import DECODE_LIMIT
+from ...runs import AuditPage
 from ...runs import Run
 from ...runs import RunStatus
 from ...store import reading as read
 from .. import timeline
 from ..access import Permission
+from ..pages.actions import Offers
 from ..pages.actions import offers
 from ..pages.actions import Scene
 from ..pages.run import failed_step
+from ..pages.run import Looked
 from ..pages.run import run_page
+from ..pages.run import SMALL
 from ..routes import get
 from ..visit import Visit
 from .runs import back_to_list
@@ -23,48 +36,139 @@ from .runs import is_storable
 STEPS_PER_PAGE = 200
 #: Seconds between two looks of a page that is watched.
 INTERVAL = 3
+#: So much of what people did is shown.
+HISTORY = 50
+#: Pages that help most, by the name that an explanation has for them: label, endpoint, permission.
+LINKS: Mapping[str, tuple[str, str, Permission]] = {
+    "workers": ("Workers", "workers", Permission.VIEW),
+    "start": ("Start one like this…", "start_form", Permission.START),
+    "deliver": ("Deliver event…", "deliver_form", Permission.DELIVER),
+}
+STEP_STATES = ("completed", "failed", "running", "retrying", "sleeping", "waiting")
+#: Beyond what is shown, so that secrets are seen whole before they are hidden.
+_BEYOND = 2 * SMALL
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which steps the query string asks for."""
+
+    start: int | None = None
+    name: str | None = None
+    state: str | None = None
+
+    @property
+    def args(self) -> dict[str, str]:
+        """As they stand in a query string."""
+        given = {"steps": self.start, "step": self.name, "step_state": self.state}
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+    @property
+    def filtered(self) -> bool:
+        return self.name is not None or self.state is not None
 
 
 def run(visit: Visit, run_id: str) -> ResponseReturnValue:
-    start = read_start(visit.request.args)
+    wanted = read_wanted(visit.request.args)
     found = find(visit, run_id)
     if not isinstance(found, Run):
         return found
 
-    with visit.reading() as connection:
-        now = visit.now(connection)
-        steps, step_count = read.read_steps(connection, run_id, whole=STEPS_PER_PAGE, start=start)
-        input_head, output_head = read.read_heads(connection, run_id, DECODE_LIMIT)
-        failed = failed_step(found, steps)
-        cause = None if failed is None else read.read_step_error(connection, run_id, failed.key)
-        workers = read.live_workers(connection, now)
-        ahead = read.count_ahead(connection, found) if found.status is RunStatus.PENDING else None
-
-    around = visit.surroundings(now, workers, ahead)
-    open_steps = tuple(step for step in steps if not step.finished)
-    page = run_page(
-        found,
-        steps,
-        step_count,
-        around,
-        offers=offers(Scene(found, open_steps, step_count, around), visit.may),
-        input=input_head,
-        output=output_head,
-        cause=cause,
-    )
+    looked = _look(visit, found, wanted)
+    can = _offers(visit, looked)
     back = back_to_list(visit.request.args)
     return visit.page(
         "run",
-        now,
-        page,
+        looked.around.now,
+        run_page(looked, can, _links(visit, looked)),
         section="runs",
-        poll={**back, **({} if start is None else {"steps": str(start)})},
+        poll={**back, **wanted.args},
         interval=INTERVAL,
         back=back,
-        start=start,
+        wanted=wanted,
+        states=STEP_STATES,
         per_page=STEPS_PER_PAGE,
-        timeline=timeline.draw(steps, now=now) if len(steps) == step_count else None,
+        timeline=timeline.draw(looked.steps, now=looked.around.now) if _whole(looked, wanted) else None,
     )
+
+
+def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
+    """Everything the page needs of a run, as far as the visitor may see it."""
+    # The app is asked before a connection is held: it may need one itself.
+    payloads = visit.may(Permission.VIEW_PAYLOAD, run)
+    may_audit = visit.may(Permission.VIEW_AUDIT, run)
+    with visit.reading() as connection:
+        now = visit.now(connection)
+        workers = read.live_workers(connection, now)
+        ahead = read.count_ahead(connection, run) if run.status is RunStatus.PENDING else None
+        around = visit.surroundings(now, workers, ahead, run)
+        steps, step_count = read.read_steps(
+            connection, run.id, whole=STEPS_PER_PAGE, start=wanted.start, name=wanted.name, status=wanted.state
+        )
+        failed = failed_step(run, steps)
+        heads = read.read_heads(connection, run.id, DECODE_LIMIT) if payloads else (None, None)
+        history = read.list_audit(connection, run_id=run.id, limit=HISTORY) if may_audit else None
+        open_steps = [step for step in steps if not step.finished]
+        return Looked(
+            run=run,
+            steps=steps,
+            step_count=step_count,
+            around=around,
+            beside=look_beside(connection, run, open_steps, around, cancelled_by=_cancelled_by(run, history)),
+            input=heads[0],
+            output=heads[1],
+            cause=None if failed is None else read.read_step_error(connection, run.id, failed.key),
+            same_cause=read.count_same_cause(connection, run, visit.scope),
+            received=read.read_received(connection, run.id, payload_limit=_BEYOND if payloads else 0),
+            published=read.read_published(connection, run.id, value_limit=_BEYOND),
+            history=history,
+            started=read.read_started(connection, run.id, [step.key for step in steps if step.kind == "start"]),
+        )
+
+
+def _cancelled_by(run: Run, history: AuditPage | None) -> str:
+    """Who asked for its cancellation last; empty where that is not to be told, or nobody did."""
+    if history is None or run.cancel_requested_at is None:
+        return ""
+    return next((entry.actor for entry in history.entries if entry.action == "cancel"), "")
+
+
+def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | None]:
+    """Where the pages are that help most."""
+
+    def link(name: str) -> tuple[str, str] | None:
+        known = LINKS.get(name)
+        if known is None:
+            return None
+        label, endpoint, permission = known
+        names = [event.name for event in looked.beside.waited]
+        values: dict[str, dict[str, Any]] = {
+            "start": {"like": looked.run.id},
+            "deliver": {"name": names[0] if names else None},
+        }
+        there = f"{visit.request.blueprint}.{endpoint}" in current_app.view_functions
+        return (label, url_for(f".{endpoint}", **values.get(name, {}))) if there and visit.may(permission) else None
+
+    return link
+
+
+def _offers(visit: Visit, looked: Looked) -> Offers:
+    open_steps = tuple(step for step in looked.steps if not step.finished)
+    return offers(
+        Scene(
+            looked.run,
+            open_steps,
+            looked.step_count,
+            looked.around,
+            holder=looked.beside.holder,
+            lost_after=service.lost_after(visit.runtime),
+        ),
+        visit.may,
+    )
+
+
+def _whole(looked: Looked, wanted: Wanted) -> bool:
+    return len(looked.steps) == looked.step_count and not wanted.filtered
 
 
 def find(visit: Visit, run_id: str, permission: Permission = Permission.VIEW) -> Run | ResponseReturnValue:
@@ -82,10 +186,28 @@ def find(visit: Visit, run_id: str, permission: Permission = Permission.VIEW) ->
     return found if refusal is None else refusal
 
 
-def read_start(args: MultiDict[str, str]) -> int | None:
-    """The number of the first step to show; null for both ends."""
+def find_or_longer(
+    visit: Visit, run_id: str, ending: str, permission: Permission = Permission.VIEW
+) -> Run | ResponseReturnValue:
+    """As `find`; where there is no such run, the page of one whose id goes on with what follows in the address.
+
+    No id that this package makes does.
+    """
+    found = find(visit, run_id, permission)
+    if not isinstance(found, Run) and isinstance(find(visit, f"{run_id}/{ending}"), Run):
+        return run(visit, f"{run_id}/{ending}")
+    return found
+
+
+def read_wanted(args: MultiDict[str, str]) -> Wanted:
+    """Which steps to show: from a number on, of a name, in a state; both ends of all where it says nothing."""
     start = args.get("steps", type=int)
-    return None if start is None else min(max(start, 1), 1_000_000_000)
+    name, state = args.get("step", ""), args.get("step_state", "")
+    return Wanted(
+        start=None if start is None else min(max(start, 1), 1_000_000_000),
+        name=name[:255] if name.strip() and is_storable(name) else None,
+        state=state if state in STEP_STATES else None,
+    )
 
 
 ROUTES = (get("/run/<path:run_id>", "run", Permission.VIEW, run),)

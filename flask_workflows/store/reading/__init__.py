@@ -5,6 +5,13 @@ payloads.
 """
 
 from .audit import list_audit
+from .beside import count_events_since
+from .beside import count_messages
+from .beside import count_same_cause
+from .beside import read_awaited
+from .beside import read_published
+from .beside import read_received
+from .beside import read_started
 from .connection import database_now
 from .connection import reading
 from .events import EventPlace
@@ -43,12 +50,15 @@ from .registry import recent_versions
 from .rows import instant
 from .run import count_ahead
 from .run import count_steps
+from .run import read_calls
 from .run import read_details
 from .run import read_heads
 from .run import read_open_steps
 from .run import read_run
+from .run import read_step
 from .run import read_step_error
 from .run import read_steps
+from .run import read_value
 from .runs import COUNT_CAP
 from .runs import count_newer
 from .runs import count_runs
@@ -80,12 +90,16 @@ __all__ = [
     "InboxEvent",
     "StepPage",
     "count_ahead",
+    "count_created",
+    "count_events_since",
     "count_live",
+    "count_messages",
     "count_newer",
     "count_operation",
     "count_queues",
     "count_rows",
     "count_runs",
+    "count_same_cause",
     "count_steps",
     "count_unfinished",
     "count_unknown",
@@ -114,18 +128,25 @@ __all__ = [
     "measure_live",
     "measure_waits",
     "oldest_due",
+    "read_awaited",
+    "read_calls",
     "read_details",
     "read_due",
     "read_event",
     "read_heads",
     "read_open_steps",
     "read_progress",
+    "read_published",
+    "read_received",
     "read_run",
     "read_running",
     "read_signs",
+    "read_started",
+    "read_step",
     "read_step_error",
     "read_step_page",
     "read_steps",
+    "read_value",
     "reading",
     "received_at",
     "recent_versions",

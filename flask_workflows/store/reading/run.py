@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from ...models import runs
 from ...models import steps
 from ...names import is_clean
+from ...runs import Call
 from ...runs import Count
 from ...runs import Head
 from ...runs import Run
 from ...runs import RunDetails
 from ...runs import RunError
 from ...runs import Step
+from ...runs import StepDetails
 from .rows import capped
 from .rows import millis
 from .rows import OPEN
@@ -55,37 +58,126 @@ def read_details(connection: sa.Connection, run_id: str) -> RunDetails | None:
 
 
 def read_steps(
-    connection: sa.Connection, run_id: str, *, edges: int = 50, whole: int = 200, start: int | None = None
+    connection: sa.Connection,
+    run_id: str,
+    *,
+    edges: int = 50,
+    whole: int = 200,
+    remarkable: int = 25,
+    start: int | None = None,
+    name: str | None = None,
+    status: str | None = None,
 ) -> tuple[tuple[Step, ...], int]:
     """Steps of a run in order, without payloads, and how many there are.
 
-    Up to `whole` steps: all. Of more, the first and the last `edges`, and all that failed or are not finished; or,
-    with `start`, the `whole` steps from that number on and the unfinished ones.
+    Up to `whole` steps: all. Of more, the first and the last `edges`, and the first that are `remarkable`: failed, or
+    not finished; or, with `start`, the `whole` steps from that number on and the unfinished ones. With a `name` that
+    is part of the key, or a `status`: the first `whole` of those, and how many of those there are.
     """
     place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+    every = sa.select(steps.c.run_id, steps.c.key, steps.c.status, place.label("number"))
+    of_run = every.where(steps.c.run_id == run_id).subquery("of_run")
+    conditions = []
+    if name is not None:
+        conditions.append(sa.func.lower(of_run.c.key).contains(name.lower(), autoescape=True))
+    if status is not None:
+        conditions.append(of_run.c.status == status)
+    odd = sa.case((of_run.c.status == "completed", 2), (of_run.c.status == "failed", 1), else_=0)
     numbered = (
         sa.select(
-            steps.c.run_id, steps.c.key, steps.c.status, place.label("number"), sa.func.count().over().label("total")
+            of_run,
+            sa.func.count().over().label("total"),
+            sa.func.row_number().over(order_by=of_run.c.number).label("nth"),
+            sa.func.row_number().over(order_by=(odd, of_run.c.number)).label("odd"),
         )
-        .where(steps.c.run_id == run_id)
+        .where(*conditions)
         .subquery("numbered")
     )
-    number, total, status = numbered.c.number, numbered.c.total, numbered.c.status
-    if start is None:
-        chosen = sa.or_(total <= whole, number <= edges, number > total - edges, status != "completed")
+    number, nth, total = numbered.c.number, numbered.c.nth, numbered.c.total
+    if conditions:
+        chosen: sa.ColumnElement[bool] = number >= (start or 1)
+    elif start is None:
+        is_odd = (numbered.c.status != "completed") & (numbered.c.odd <= remarkable)
+        chosen = sa.or_(total <= whole, nth <= edges, nth > total - edges, is_odd)
     else:
-        chosen = sa.or_(number.between(start, start + whole - 1), status.not_in(("completed", "failed")))
+        chosen = sa.or_(nth.between(start, start + whole - 1), numbered.c.status.not_in(("completed", "failed")))
     query = (
         sa.select(*STEP_SUMMARY, number, total)
         .join(steps, (steps.c.run_id == numbered.c.run_id) & (steps.c.key == numbered.c.key))
         .where(chosen)
         .order_by(number)
-        .limit(2 * whole)
+        .limit(whole if conditions else whole + remarkable)
     )
     rows = connection.execute(query).mappings().all()
     if not rows:
-        return (), count_steps(connection, run_id)
+        return (), 0 if conditions else count_steps(connection, run_id)
     return tuple(step_of(row, row["number"]) for row in rows), rows[0]["total"]
+
+
+def read_calls(connection: sa.Connection, run_id: str, *, limit: int) -> tuple[Call, ...]:
+    """The first recorded calls of a run, in order."""
+    query = (
+        sa.select(steps.c.key, steps.c.status)
+        .where(steps.c.run_id == run_id)
+        .order_by(steps.c.position, steps.c.key)
+        .limit(limit)
+    )
+    return tuple(Call(number, *row) for number, row in enumerate(connection.execute(query), start=1))
+
+
+def read_step(connection: sa.Connection, run_id: str, number: int, *, payload_limit: int = 0) -> StepDetails | None:
+    """One step of a run by its number, with its whole error; its values up to a limit, with 0 not at all."""
+    place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+    numbered = (
+        sa.select(steps.c.key, place.label("number"), sa.func.count().over().label("total"))
+        .where(steps.c.run_id == run_id)
+        .subquery("numbered")
+    )
+    found = connection.execute(
+        sa.select(numbered.c.key, numbered.c.total).where(numbered.c.number == number)
+    ).one_or_none()
+    if found is None:
+        return None
+    key, total = found
+    columns: list[sa.ColumnElement[Any]] = [column for column in STEP_SUMMARY if column.name != "error"]
+    columns.append(sa.func.substr(steps.c.error, 1, _ERROR_LIMIT).label("error"))
+    if payload_limit:
+        for column in (steps.c.input, steps.c.output):
+            columns += [
+                sa.func.substr(column, 1, payload_limit).label(f"{column.name}_head"),
+                sa.func.length(column).label(f"{column.name}_length"),
+            ]
+    of_key = sa.select(*columns).where(steps.c.run_id == run_id, steps.c.key == key)
+    row = connection.execute(of_key).mappings().one_or_none()
+    if row is None:
+        return None
+    return StepDetails(step_of(row, number), total, _head(row, "input"), _head(row, "output"))
+
+
+_ERROR_LIMIT = 500_000
+
+
+def _head(row: sa.RowMapping, name: str) -> Head | None:
+    text = row.get(f"{name}_head")
+    return None if text is None else Head(text, row[f"{name}_length"])
+
+
+def read_value(
+    connection: sa.Connection, run_id: str, name: str, *, step: int | None = None, limit: int
+) -> Head | None:
+    """The `input` or `output` of a run or of one of its steps; of a longer one than the limit only its length."""
+    column: sa.ColumnElement[str]
+    where: tuple[sa.ColumnElement[bool], ...]
+    if step is None:
+        column, where = runs.c[name], (runs.c.id == run_id,)
+    else:
+        place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+        numbered = sa.select(steps.c.key, place.label("number")).where(steps.c.run_id == run_id).subquery("numbered")
+        key = sa.select(numbered.c.key).where(numbered.c.number == step).scalar_subquery()
+        column, where = steps.c[name], (steps.c.run_id == run_id, steps.c.key == key)
+    length = sa.func.length(column)
+    row = connection.execute(sa.select(sa.case((length <= limit, column)), length).where(*where)).one_or_none()
+    return None if row is None or row[1] is None else Head(row[0] or "", row[1])
 
 
 def read_step_error(connection: sa.Connection, run_id: str, key: str) -> RunError | None:

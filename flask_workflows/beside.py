@@ -1,0 +1,47 @@
+"""Looks up what explains one run beside itself, for its page and for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from .explain import Beside
+from .explain import main_step
+from .explain import Surroundings
+from .runs import Count
+from .runs import Run
+from .runs import RunStatus
+from .runs import Step
+from .runs import Worker
+from .store import reading as read
+
+
+def look_beside(
+    connection: sa.Connection, run: Run, open_steps: Sequence[Step], around: Surroundings, *, cancelled_by: str = ""
+) -> Beside:
+    """What `explain.why` is to know of the run."""
+    if run.status is RunStatus.WAITING and not run.cancelling:
+        step = main_step(run, open_steps)
+        if step is not None and step.kind in ("wait", "receive"):
+            return _of_wait(connection, run, step)
+    return Beside(holder=_holder(connection, run, around), cancelled_by=cancelled_by)
+
+
+def _of_wait(connection: sa.Connection, run: Run, step: Step) -> Beside:
+    waited = read.read_awaited(connection, step)
+    names = [event.name for event in waited]
+    if not names:
+        return Beside(waited)
+    if step.kind == "receive":
+        return Beside(waited, passed=Count(0), unseen=read.count_messages(connection, run.id, names))
+    began = step.started_at or run.updated_at
+    since = min([began, *(event.since for event in waited if event.since is not None)])
+    passed, unseen = read.count_events_since(connection, names, run.workspace, since)
+    return Beside(waited, passed=passed, unseen=unseen)
+
+
+def _holder(connection: sa.Connection, run: Run, around: Surroundings) -> Worker | None:
+    if run.worker is None or run.worker in around.names:
+        return None
+    return read.find_worker(connection, run.worker)

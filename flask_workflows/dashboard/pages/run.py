@@ -13,7 +13,6 @@ from datetime import datetime
 from datetime import timedelta
 
 from ... import phrases
-from ...context import PROGRESS
 from ...explain import Beside
 from ...explain import Instant
 from ...explain import Name
@@ -36,6 +35,7 @@ from ...runs import AuditPage
 from ...runs import Count
 from ...runs import decode
 from ...runs import Head
+from ...runs import PROGRESS
 from ...runs import Published
 from ...runs import Received
 from ...runs import Run

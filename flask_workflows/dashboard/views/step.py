@@ -44,25 +44,25 @@ def step(visit: Visit, run_id: str, number: int) -> ResponseReturnValue:
     return visit.page("step", now, page, section="runs", back=back_to_list(visit.request.args))
 
 
-def download(visit: Visit, run_id: str, name: str, number: int | None = None) -> ResponseReturnValue:
+def download(visit: Visit, run_id: str, part: str, number: int | None = None) -> ResponseReturnValue:
     """The whole `input` or `output`, redacted, as a file."""
-    place = f"{name}.json" if number is None else f"step/{number}/{name}.json"
+    place = f"{part}.json" if number is None else f"step/{number}/{part}.json"
     found = find_or_longer(visit, run_id, place, Permission.VIEW_PAYLOAD)
     if not isinstance(found, Run):
         return found
     with visit.reading() as connection:
-        value = read.read_value(connection, run_id, name, step=number, limit=DOWNLOAD_LIMIT)
+        value = read.read_value(connection, run_id, part, step=number, limit=DOWNLOAD_LIMIT)
     if value is None:
-        words = f"There is no {name} stored there."
+        words = f"There is no {part} stored there."
         return visit.message("no_step.html", 404, code="workflow_value_not_found", words=words, run_id=run_id)
     if not value.whole:
         words = (
-            f"The {name} takes {phrases.size(value.length)}; at most {phrases.size(DOWNLOAD_LIMIT)} are sent. "
+            f"The {part} takes {phrases.size(value.length)}; at most {phrases.size(DOWNLOAD_LIMIT)} are sent. "
             "It stands whole in the database."
         )
         return visit.message("too_large.html", 413, code="value_too_large", words=words, run_id=run_id)
     response = Response(_chunks(write_redacted(value.text)), mimetype="application/json")
-    response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(run_id, number, name)}"'
+    response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(run_id, number, part)}"'
     return response
 
 
@@ -85,9 +85,9 @@ def _file_name(run_id: str, number: int | None, name: str) -> str:
 
 ROUTES = (
     get("/run/<path:run_id>/step/<int:number>", "step", Permission.VIEW, step),
-    get("/run/<path:run_id>/<any(input, output):name>.json", "value", Permission.VIEW_PAYLOAD, download),
+    get("/run/<path:run_id>/<any(input, output):part>.json", "value", Permission.VIEW_PAYLOAD, download),
     get(
-        "/run/<path:run_id>/step/<int:number>/<any(input, output):name>.json",
+        "/run/<path:run_id>/step/<int:number>/<any(input, output):part>.json",
         "step_value",
         Permission.VIEW_PAYLOAD,
         download,

@@ -6,7 +6,6 @@ import getpass
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import sys
@@ -30,6 +29,8 @@ from flask_workflows import service
 from flask_workflows import terminal
 from flask_workflows.audit import By
 from flask_workflows.durations import from_ms
+from flask_workflows.durations import read_duration
+from flask_workflows.errors import InvalidDuration
 from flask_workflows.errors import InvalidName
 from flask_workflows.errors import KeyBusy
 from flask_workflows.errors import KeyTaken
@@ -340,11 +341,10 @@ def _json(text: str, option: str) -> Any:
 def _read_delay(ctx: click.Context, parameter: click.Parameter, value: str | None) -> timedelta | None:
     if value is None:
         return None
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)?", value, re.ASCII)
-    if found is None:
-        raise click.BadParameter(f"{value!r} is no duration; write seconds, or 10m, 12h, 7d")
-    seconds = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[found[2] or "s"]
-    return timedelta(seconds=float(found[1]) * seconds)
+    try:
+        return read_duration(value)
+    except InvalidDuration as error:
+        raise click.BadParameter(str(error)) from error
 
 
 @workflows_group.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import datetime
 from datetime import timedelta
 from datetime import UTC
@@ -12,6 +13,9 @@ from .errors import InvalidInstant
 
 #: A longer wait is a mistake, milliseconds taken for seconds, and would soon leave the calendar.
 LONGEST = timedelta(days=36525)
+
+_TYPED = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd])?", re.ASCII)
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -29,6 +33,14 @@ def to_ms(value: timedelta | float, *, what: str) -> int:
     if exact > LONGEST:
         raise InvalidDuration(f"{what} must not be longer than 100 years")
     return _ceil_ms(exact)
+
+
+def read_duration(text: str) -> timedelta:
+    """A duration as it is typed: `90` for seconds, `10m`, `12h`, `7d`. Raise `InvalidDuration` for anything else."""
+    found = _TYPED.fullmatch(text.strip())
+    if found is None:
+        raise InvalidDuration(f"{text[:50]!r} is no duration; write seconds, or 10m, 12h, 7d")
+    return timedelta(seconds=float(found[1]) * _UNITS[found[2] or "s"])
 
 
 def instant_ms(value: datetime, *, what: str) -> int:

@@ -71,7 +71,7 @@ class EventType:
         if self.cls is not None and isinstance(payload, Mapping) and not self._takes(payload):
             text = value_codec(Any, noun="payload").dump(dict(payload), where=self._where, max_bytes=max_bytes)
             try:
-                payload = self._codec.load(text, where=self._where)
+                payload = self._codec.load(text, stored=False)
             except Exception as error:
                 raise ValueRefused(f"{self._where}: the payload is no {self.cls.__name__}: {error}") from error
         return self._codec.dump(payload, where=self._where, max_bytes=max_bytes)
@@ -82,7 +82,7 @@ class EventType:
         if self.cls is None:
             return text
         try:
-            value = self._codec.load(text)
+            value = self._codec.load(text, stored=False)
         except UndecodableValue as error:
             raise ValueRefused(f"{self._where}: the payload is no {self.cls.__name__}: {error}") from error
         return self._codec.dump(value, where=self._where, max_bytes=max_bytes)

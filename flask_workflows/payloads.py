@@ -93,6 +93,15 @@ def write_redacted(text: str) -> Iterator[str]:
     return _written(text, app_hides())
 
 
+def copied(text: str) -> str | None:
+    """A stored JSON value laid out, every number as it stands there; null where something in it is to be hidden."""
+    laid_out = "".join(_written(text, app_hides()))
+    try:
+        return laid_out.rstrip("\n") if _decode(laid_out) == _decode(text) else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def _written(text: str, hides_too: Hides | None) -> Iterator[str]:
     try:
         value = _decode(text)

@@ -56,8 +56,12 @@ class Registry:
         return [versions[version] for version in sorted(versions, reverse=True)]
 
     def names(self) -> list[str]:
-        """The names that can be started."""
-        return sorted(self._workflows)
+        """The names of the app's workflows."""
+        return sorted(set(self._workflows) - self._own)
+
+    def is_own(self, name: str) -> bool:
+        """Whether it is a workflow of the package's own, which nobody starts by hand."""
+        return name in self._own
 
     def steps(self) -> list[Step[Any, Any]]:
         """Every registered step, by name."""
@@ -67,7 +71,7 @@ class Registry:
         """The version new runs start on."""
         versions = self._workflows.get(name)
         if not versions:
-            known = ", ".join(sorted(set(self._workflows) - self._own)) or "none"
+            known = ", ".join(self.names()) or "none"
             raise NotRegistered(
                 f"no workflow named {name!r} is registered here (registered: {known}); import the module that "
                 "declares it, or list that module in WORKFLOWS_IMPORTS"

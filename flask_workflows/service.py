@@ -23,6 +23,7 @@ from .definition import Workflow
 from .durations import instant_ms
 from .durations import to_ms
 from .errors import KeyTaken
+from .errors import NotRegistered
 from .errors import RunChanged
 from .errors import RunFinished
 from .errors import RunNotFailed
@@ -263,17 +264,21 @@ def start(
     delay: timedelta | float | None = None,
     run_id: str | None = None,
     by: By | None = None,
+    own: bool = False,
 ) -> tuple[str, bool]:
     """Start a run with JSON values by parameter name, as they are stored; answer its id, and whether it is new.
 
     Where an unfinished run has the key, that is the one. With a `run_id`, made by `new_id`, the start is done once
-    however often it is asked for: where that run is there already, it is the one. Raises `NotRegistered`, `UndecodableValue` where the input
-    does not fit the workflow, and `ValueRefused` where it is too large.
+    however often it is asked for: where that run is there already, it is the one. `own` lets the workflow be one of the
+    package's own, whose input says what it may do. Raises `NotRegistered`, `UndecodableValue` where the input does not
+    fit the workflow, and `ValueRefused` where it is too large.
     """
     known = runtime.registry.latest(workflow)
+    if runtime.registry.is_own(workflow) and not own:
+        raise NotRegistered(f"{workflow!r} is a workflow of the package's own: it is not started by hand")
     options = known.using(key=key, workspace=workspace, delay=delay).options
     text = value_codec(noun="input").dump(input, where=known.where, max_bytes=runtime.config.max_payload_bytes)
-    args, kwargs = known.codec.load_call(text, where=known.where)
+    args, kwargs = known.codec.load_call(text, where=known.where, stored=False)
     run = new_run(runtime, known, options, args, kwargs)
     if run_id is None:
         holder = spawn(runtime, known, run, by)

@@ -87,8 +87,11 @@ class ValueCodec:
             raise ValueRefused(f"{where}: the {self.noun} is nested too deep, or contains itself") from None
         return text
 
-    def load(self, text: str, *, where: str = "") -> Any:
-        """Return the value that was dumped; raise `UndecodableValue` if text and annotation do not agree."""
+    def load(self, text: str, *, where: str = "", stored: bool = True) -> Any:
+        """Return the value that was dumped; raise `UndecodableValue` if text and annotation do not agree.
+
+        Errors call it the stored value, unless it is one that somebody typed.
+        """
         cause: BaseException | None
         path: str | None = None
         try:
@@ -97,10 +100,12 @@ class ValueCodec:
             reason, cause = f"is {error}", error.__cause__
         except Refusal as refusal:
             path, cause = refusal.path, refusal.__cause__
-            reason = f"does not decode: {path} {refusal.reason}"
+            reason = f"{'does not decode' if stored else 'does not fit'}: {path} {refusal.reason}"
         except RecursionError as error:
             reason, cause = "is nested too deep", error
-        undecodable = UndecodableValue(f"{where}{': ' if where else ''}the stored {self.noun} {reason}")
+        undecodable = UndecodableValue(
+            f"{where}{': ' if where else ''}the {'stored ' if stored else ''}{self.noun} {reason}"
+        )
         undecodable.path = path
         raise undecodable from cause
 
@@ -203,9 +208,9 @@ class CallCodec:
         """
         return self._inputs.dump(self._bind(args, kwargs), where=where, max_bytes=max_bytes)
 
-    def load_call(self, text: str, *, where: str = "") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def load_call(self, text: str, *, where: str = "", stored: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what to call the function with; raise `UndecodableValue` if its signature has become another."""
-        arguments: dict[str, Any] = self._inputs.load(text, where=where)
+        arguments: dict[str, Any] = self._inputs.load(text, where=where, stored=stored)
         return ((), arguments) if self._simple else self._placed(arguments)
 
     def load_arguments(self, text: str, *, where: str = "") -> dict[str, Any]:

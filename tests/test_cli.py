@@ -310,6 +310,7 @@ def test_input_that_does_not_fit_is_wrong_usage(app: Flask, text: str, message: 
     result = run(app, "start", "onboarding", "--input", text, exit_code=2)
 
     assert "Invalid value for '--input'" in result.stderr
+    assert "stored" not in result.stderr
     assert message in result.stderr
     assert listed(app) == []
 

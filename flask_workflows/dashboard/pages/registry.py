@@ -102,6 +102,8 @@ class WorkflowPage:
     doc: str
     #: Whether it can be started here.
     declared: bool
+    #: Whether it is the package's own.
+    own: bool
     facts: tuple[Fact, ...]
     parameters: tuple[Parameter, ...]
     versions: tuple[VersionRow, ...]
@@ -120,7 +122,7 @@ def registry_page(
     """`known` are the names that have runs, null where that was not to be had."""
     registry = runtime.registry
     names = registry.names()
-    unknown = None if known is None else sorted(set(known) - set(names))
+    unknown = None if known is None else sorted({name for name in known if not registry.is_own(name)} - set(names))
     return RegistryPage(
         workflows=tuple(_workflow_row(runtime, registry.versions(name), unfinished, workers) for name in names),
         orphans=None if unknown is None else tuple(_orphan(name, unfinished, workers) for name in unknown),
@@ -205,6 +207,7 @@ def workflow_page(
         name=name,
         doc="" if newest is None else declarations.docstring(newest.function),
         declared=newest is not None,
+        own=runtime.registry.is_own(name),
         facts=() if newest is None else tuple(_facts(runtime, newest)),
         parameters=() if newest is None else tuple(declarations.parameters(newest.codec.parameters)),
         versions=tuple(_version_rows(name, declared, unfinished, recent, workers)),

@@ -19,6 +19,7 @@ from . import registry
 from . import run
 from . import runs
 from . import step
+from . import start
 from . import system
 from . import waits
 from . import workers
@@ -51,6 +52,7 @@ ROUTES: tuple[Route, ...] = (
     *events.ROUTES,
     *queues.ROUTES,
     *workers.ROUTES,
+    *start.ROUTES,
     *registry.ROUTES,
     *audit.ROUTES,
     *system.ROUTES,

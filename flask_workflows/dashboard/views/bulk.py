@@ -136,7 +136,9 @@ def start(visit: Visit) -> ResponseReturnValue:
     if not form.ok:
         return _ask(visit, order, operation, form)
     order = replace(order, by=visit.by)
-    _, created = service.start(visit.runtime, BULK, operations.input_of(order, expected), run_id=operation, by=visit.by)
+    _, created = service.start(
+        visit.runtime, BULK, operations.input_of(order, expected), run_id=operation, by=visit.by, own=True
+    )
     told = f"{kind.noun} {expected:,} runs." if created else "This was ordered already."
     return visit.done(told, ".operation", run_id=operation)
 

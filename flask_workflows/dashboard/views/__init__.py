@@ -18,8 +18,8 @@ from . import queues
 from . import registry
 from . import run
 from . import runs
-from . import step
 from . import start
+from . import step
 from . import system
 from . import waits
 from . import workers

@@ -176,6 +176,15 @@ class InvalidCursor(WorkflowsError, ValueError):
     """A cursor is none that a page of runs gave."""
 
 
+class InvalidSearch(WorkflowsError, ValueError):
+    """A search cannot be read. `at` is the number of the character where, from 1."""
+
+    def __init__(self, message: str, at: int) -> None:
+        super().__init__(f"{message} (character {at})")
+        self.message = message
+        self.at = at
+
+
 class ReadTimeout(WorkflowsError, TimeoutError):
     """Reading took longer than a page may wait for it."""
 

@@ -384,9 +384,10 @@ class Signs:
 
 @dataclass(frozen=True, slots=True)
 class RunQuery:
-    """Which runs to list, newest first.
+    """Which runs to list, newest first; with `by_due` those due first, for timers.
 
-    `created_after` is inclusive, `created_before` is not. `cursor` is one that a `Page` gave.
+    `created_after` is inclusive, `created_before` is not. `search` is what the list's search box takes. `cursor` is
+    one that a `Page` gave.
     """
 
     workflow: str | None = None
@@ -399,6 +400,8 @@ class RunQuery:
     created_before: datetime | None = None
     limit: int = 50
     cursor: str | None = None
+    search: str = ""
+    by_due: bool = False
 
     def __post_init__(self) -> None:
         if self.status is not None:
@@ -427,20 +430,30 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in a list: the runs older, or newer, than one."""
+    """A place in a list: what comes after one run, or before it. Newest first, these are older and newer ones."""
 
     newer: bool
     id: str
+    #: Its `due_at`, where the list is in the order of that.
+    due: int | None = None
 
     def __str__(self) -> str:
-        return f"{'newer' if self.newer else 'older'}.{self.id}"
+        place = self.id if self.due is None else f"{self.due}.{self.id}"
+        return f"{'newer' if self.newer else 'older'}.{place}"
+
+    @classmethod
+    def at(cls, newer: bool, run_id: str, due: int | None = None) -> Cursor:
+        """As the plain one, but the run itself comes too: for the way back from a page with nothing on it."""
+        to_higher_ids = newer is (due is None)
+        return cls(newer, run_id[:-1] + ("" if to_higher_ids and len(run_id) > 1 else "z"), due)
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        direction, dot, run_id = text.partition(".")
-        if direction not in ("older", "newer") or not dot or not re.fullmatch(r"[0-9A-Za-z_-]{1,36}", run_id):
+        found = re.fullmatch(r"(older|newer)\.(?:(-?[0-9]{1,18})\.)?([0-9A-Za-z_-]{1,36})", text, re.ASCII)
+        if found is None:
             raise InvalidCursor(f"{text[:50]!r} is not a cursor; take `older` or `newer` of a page as it is")
-        return cls(direction == "newer", run_id)
+        direction, due, run_id = found.groups()
+        return cls(direction == "newer", run_id, None if due is None else int(due))
 
 
 @dataclass(frozen=True, slots=True)

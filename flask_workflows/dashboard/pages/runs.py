@@ -9,6 +9,7 @@ from datetime import datetime
 
 from ... import phrases
 from ...explain import Instant
+from ...explain import main_step
 from ...explain import Name
 from ...explain import now_doing
 from ...explain import state
@@ -43,12 +44,24 @@ class Row:
     doing: Text
     queue: str
     version: int
+    tries: int
     created_at: datetime
     took: Text
 
     @property
     def short_id(self) -> str:
         return f"…{self.id[-6:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A list with one filter less, for where nothing matches."""
+
+    count: Count
+    #: What it is without, as in "without the time limit".
+    without: str
+    #: Its query string.
+    args: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +75,51 @@ class RunsPage:
     newer: str | None
     searched: int | None
     notice: Text
+    #: How many runs match; null where that was not counted.
+    total: Count | None = None
+    #: Soonest due first, else newest first.
+    by_due: bool = False
+    others: tuple[Other, ...] = ()
 
 
 def runs_page(
     page: Page | None,
     counts: Mapping[RunStatus, Count] | None,
     open_steps: Mapping[str, Sequence[Step]],
+    tries: Mapping[str, int],
     around: Surroundings,
     *,
     new: Count,
+    status: RunStatus | None = None,
+    by_due: bool = False,
+    others: tuple[Other, ...] = (),
 ) -> RunsPage:
+    """`tries` says of failed runs how often the step was tried that they failed at; `status` which tab is open."""
+    rows = (
+        None
+        if page is None
+        else tuple(_row(run, open_steps.get(run.id, ()), tries.get(run.id), around) for run in page.runs)
+    )
     return RunsPage(
-        rows=None if page is None else tuple(_row(run, open_steps.get(run.id, ()), around) for run in page.runs),
+        rows=rows,
         counts=None if counts is None else tuple((status, counts[status]) for status in TABS),
         new=new,
         older=None if page is None else page.older,
         newer=None if page is None else page.newer,
         searched=None if page is None else page.searched,
         notice=_notice(counts, around),
+        total=None if counts is None else _total(counts, status),
+        by_due=by_due,
+        others=others,
     )
 
 
-def _row(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Row:
+def _total(counts: Mapping[RunStatus, Count], status: RunStatus | None) -> Count:
+    counted = list(counts.values()) if status is None else [counts[status]]
+    return Count(sum(count.value for count in counted), any(count.capped for count in counted))
+
+
+def _row(run: Run, open_steps: Sequence[Step], tries: int | None, around: Surroundings) -> Row:
     return Row(
         id=run.id,
         workflow=run.workflow,
@@ -91,9 +127,20 @@ def _row(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Row:
         doing=now_doing(run, open_steps, around),
         queue=run.queue,
         version=run.version,
+        tries=_tries(run, open_steps) if tries is None else tries,
         created_at=run.created_at,
         took=took(run),
     )
+
+
+def _tries(run: Run, open_steps: Sequence[Step]) -> int:
+    """How often the step was tried that the run is at, or else its body since the last step."""
+    step = main_step(run, open_steps)
+    if step is not None and step.kind == "step":
+        return step.attempts
+    if run.started_at is None:
+        return 0
+    return max(run.attempts, 1) if run.finished else run.attempts + 1
 
 
 def took(run: Run) -> Text:

@@ -14,6 +14,7 @@ from .beside import read_received
 from .beside import read_started
 from .connection import database_now
 from .connection import reading
+from .criteria import workspace_names
 from .events import EventPlace
 from .events import EventQuery
 from .events import EventState
@@ -43,7 +44,6 @@ from .overview import list_overdue
 from .overview import read_due
 from .overview import read_running
 from .overview import read_signs
-from .plans import workspace_names
 from .queues import count_queues
 from .registry import count_unfinished
 from .registry import recent_versions
@@ -52,6 +52,7 @@ from .run import count_ahead
 from .run import count_steps
 from .run import read_calls
 from .run import read_details
+from .run import read_failed_tries
 from .run import read_heads
 from .run import read_open_steps
 from .run import read_run
@@ -60,9 +61,11 @@ from .run import read_step_error
 from .run import read_steps
 from .run import read_value
 from .runs import COUNT_CAP
+from .runs import count_matching
 from .runs import count_newer
 from .runs import count_runs
 from .runs import list_runs
+from .runs import newest_id
 from .runs import selected_ids
 from .runs import workflow_names
 from .step_pages import read_step_page
@@ -93,6 +96,7 @@ __all__ = [
     "count_created",
     "count_events_since",
     "count_live",
+    "count_matching",
     "count_messages",
     "count_newer",
     "count_operation",
@@ -127,12 +131,14 @@ __all__ = [
     "measure_due",
     "measure_live",
     "measure_waits",
+    "newest_id",
     "oldest_due",
     "read_awaited",
     "read_calls",
     "read_details",
     "read_due",
     "read_event",
+    "read_failed_tries",
     "read_heads",
     "read_open_steps",
     "read_progress",

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from ...errors import ReadTimeout
 from .rows import instant
 
+_DEADLINE = "workflows_deadline"
+
 
 @contextmanager
 def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.Connection]:
@@ -33,8 +35,9 @@ def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.C
 def _limited(connection: sa.Connection, seconds: float) -> Iterator[None]:
     driver: Any = connection.connection.driver_connection
     sqlite = connection.dialect.name == "sqlite"
+    deadline = time.monotonic() + seconds
+    connection.info[_DEADLINE] = deadline
     if sqlite:
-        deadline = time.monotonic() + seconds
         driver.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
     elif connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
@@ -45,8 +48,15 @@ def _limited(connection: sa.Connection, seconds: float) -> Iterator[None]:
             raise ReadTimeout(f"reading took more than {seconds:g} s") from None
         raise
     finally:
+        connection.info.pop(_DEADLINE, None)
         if sqlite:
             driver.set_progress_handler(None, 0)
+
+
+def check_time(connection: sa.Connection) -> None:
+    """Between statements: raise `ReadTimeout` where the time of a limited connection is over."""
+    if time.monotonic() > connection.info.get(_DEADLINE, float("inf")):
+        raise ReadTimeout("reading took too long")
 
 
 def _is_timeout(error: sa.exc.DBAPIError) -> bool:

@@ -18,8 +18,8 @@ from ...models import runs
 from ...runs import Count
 from ...runs import LIVE
 from ...runs import RunStatus
+from .criteria import workflow_names
 from .looked import Looked
-from .plans import workflow_names
 from .rows import instant
 from .rows import millis
 from .scope import LOOKED_AT

@@ -217,3 +217,12 @@ def read_open_steps(connection: sa.Connection, run_ids: Sequence[str]) -> dict[s
     for row in connection.execute(query).mappings():
         found[row["run_id"]] = (*found.get(row["run_id"], ()), step_of(row))
     return found
+
+
+def read_failed_tries(connection: sa.Connection, found: Sequence[Run]) -> dict[str, int]:
+    """Of each run that failed at a step: how often that was tried."""
+    failed = [(run.id, run.error.step) for run in found if run.finished and run.error is not None and run.error.step]
+    if not failed:
+        return {}
+    query = sa.select(steps.c.run_id, steps.c.attempts).where(sa.tuple_(steps.c.run_id, steps.c.key).in_(failed))
+    return {row.run_id: row.attempts for row in connection.execute(query)}

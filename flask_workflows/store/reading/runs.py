@@ -13,12 +13,15 @@ from ...runs import LIVE
 from ...runs import Page
 from ...runs import RunQuery
 from ...runs import RunStatus
-from . import plans
-from .plans import Facts
+from ...search import Hides
+from ...search import parse
+from . import criteria
+from .criteria import Facts
 from .plans import Plan
 from .rows import capped
 from .rows import run_of
 from .rows import SUMMARY
+from .timers import list_by_due
 
 #: Counting stops here.
 COUNT_CAP = 10_001
@@ -35,49 +38,87 @@ def list_runs(
     scan: int | None = None,
     until: str | None = None,
     real_time: bool = True,
+    hidden: Hides | None = None,
 ) -> Page:
-    """The runs of one page, newest first. Raises `InvalidCursor`.
+    """The runs of one page. Raises `InvalidCursor`, `InvalidSearch`, and `ReadTimeout` on a limited connection.
 
-    `payloads` also reads inputs, outputs and whole errors. `scan` bounds how many runs are looked at for a queue,
-    workspace or key, which no index knows; a page that ended early for that says so in `searched`. `until` leaves
-    out runs newer than that id. Without `real_time`, `created_at` comes from a clock that was set, as in tests, and ids
-    say nothing about it.
+    `payloads` also reads inputs, outputs and whole errors. `scan` bounds how many runs are looked at for what no index
+    knows; a page that ended early for that says so in `searched`. `until` leaves out runs newer than that id. Without
+    `real_time`, `created_at` comes from a clock that was set, as in tests, and ids say nothing about it. `hidden` says
+    what in stored values is not to be found.
     """
-    plan = Plan(Facts(connection), query, scan=scan, until=until, real_time=real_time)
-    listed = [run_of(row) for row in plan.rows(query.limit + 1, tuple(runs.c) if payloads else SUMMARY)]
+    facts = Facts(connection)
+    columns = tuple(runs.c) if payloads else SUMMARY
+    if query.by_due and not any(term.tested for term in parse(query.search)):
+        return list_by_due(facts, query, columns, scan=scan, until=until, real_time=real_time)
+    plan = Plan(facts, query, scan=scan, until=until, real_time=real_time, hidden=hidden)
+    listed = [run_of(row) for row in plan.rows(query.limit + 1, columns)]
     more = len(listed) > query.limit
     listed = listed[: query.limit]
-    edge = listed[-1].id if more else plan.edge()
+    edge = None if more and not plan.forks else plan.edge()
+    # What is found by a bounded look beside others is not gone on from: those others were not bounded.
+    cut = edge is not None
+    if more:
+        edge = listed[-1].id
+    elif plan.forks:
+        edge = None
 
     if not plan.newer:
-        # A page that is empty leads back to where it began.
-        first = listed[0].id if listed else plan.start
+        newer = Cursor(True, listed[0].id) if listed else Cursor.at(True, plan.start or "")
         return Page(
             tuple(listed),
             older=None if edge is None else str(Cursor(False, edge)),
-            newer=None if plan.start is None else str(Cursor(True, first or plan.start)),
-            searched=scan if edge is not None and not more else None,
+            newer=None if plan.start is None else str(newer),
+            searched=scan if cut else None,
         )
 
     if edge is None:
         # The newest page is always a full one.
         newest = replace(query, cursor=None)
-        return list_runs(connection, newest, payloads=payloads, scan=scan, until=until, real_time=real_time)
-    last = listed[0].id if listed else plan.start
+        return list_runs(
+            connection, newest, payloads=payloads, scan=scan, until=until, real_time=real_time, hidden=hidden
+        )
+    older = Cursor(False, listed[0].id) if listed else Cursor.at(False, plan.start or "")
     return Page(
-        tuple(reversed(listed)),
-        older=None if last is None else str(Cursor(False, last)),
-        newer=str(Cursor(True, edge)),
-        searched=None if more else scan,
+        tuple(reversed(listed)), older=str(older), newer=str(Cursor(True, edge)), searched=scan if cut else None
     )
 
 
+def newest_id(
+    connection: sa.Connection, query: RunQuery, *, scan: int | None = None, real_time: bool = True
+) -> str | None:
+    """The id of the newest run of a list, in whatever order that is."""
+    found = selected_ids(connection, replace(query, cursor=None, by_due=False), limit=1, scan=scan, real_time=real_time)
+    return None if found is None else connection.scalar(found)
+
+
 def count_newer(
-    connection: sa.Connection, query: RunQuery, run_id: str, *, cap: int = 101, real_time: bool = True
+    connection: sa.Connection,
+    query: RunQuery,
+    run_id: str,
+    *,
+    cap: int = 101,
+    real_time: bool = True,
+    hidden: Hides | None = None,
 ) -> Count:
     """How many runs of the list are newer than one."""
     newer = replace(query, cursor=str(Cursor(True, run_id)))
-    found = selected_ids(connection, newer, limit=cap, scan=COUNT_CAP, real_time=real_time)
+    return _count_ids(
+        connection, selected_ids(connection, newer, limit=cap, scan=COUNT_CAP, real_time=real_time, hidden=hidden), cap
+    )
+
+
+def count_matching(
+    connection: sa.Connection, query: RunQuery, *, cap: int = 1_001, real_time: bool = True, hidden: Hides | None = None
+) -> Count:
+    """How many runs there are in the whole list, up to a cap; with what no index knows, among its newest."""
+    whole = replace(query, cursor=None)
+    return _count_ids(
+        connection, selected_ids(connection, whole, limit=cap, scan=COUNT_CAP, real_time=real_time, hidden=hidden), cap
+    )
+
+
+def _count_ids(connection: sa.Connection, found: sa.Select[str] | None, cap: int) -> Count:
     if found is None:
         return Count(0)
     return capped(connection.scalar(sa.select(sa.func.count()).select_from(found.subquery())) or 0, cap)
@@ -91,32 +132,42 @@ def selected_ids(
     scan: int | None = None,
     until: str | None = None,
     real_time: bool = True,
+    hidden: Hides | None = None,
 ) -> sa.Select[str] | None:
-    """Select the ids of the first runs of a list; null where there can be none. As for `list_runs` otherwise."""
-    return Plan(Facts(connection), query, scan=scan, until=until, real_time=real_time).ids(limit)
+    """Select the ids of the newest runs of a list; null where there can be none. As for `list_runs` otherwise."""
+    return Plan(Facts(connection), query, scan=scan, until=until, real_time=real_time, hidden=hidden).ids(limit)
 
 
-def count_runs(connection: sa.Connection, query: RunQuery, *, real_time: bool = True) -> dict[RunStatus, Count]:
+def count_runs(
+    connection: sa.Connection, query: RunQuery, *, real_time: bool = True, hidden: Hides | None = None
+) -> dict[RunStatus, Count]:
     """How many runs each status has, under the other filters of the query.
 
-    Unfinished ones are counted exactly, finished ones up to a cap. With a filter no index knows, the count is of the
+    Unfinished ones are counted exactly, finished ones up to a cap. With what no index knows, the count is of the
     newest runs of each status.
     """
     facts = Facts(connection)
+    tested = []
     counted = []
     for status in RunStatus:
         one = replace(query, status=status, cursor=None)
-        plan = Plan(facts, one, scan=COUNT_CAP, real_time=real_time)
-        selected = plan.count(COUNT_CAP, exact=status in LIVE)
-        if selected is not None:
+        plan = Plan(facts, one, scan=COUNT_CAP, real_time=real_time, hidden=hidden)
+        for selected in plan.counts(COUNT_CAP, exact=status in LIVE):
             counted.append(selected.add_columns(sa.literal(status.value).label("status")))
+        if plan.tests:
+            tested.append((status, plan))
 
     counts = dict.fromkeys(RunStatus, Count(0))
     if not counted:
         return counts
-    for value, looked, status in connection.execute(sa.union_all(*counted)):
-        capped = looked >= COUNT_CAP
-        counts[RunStatus(status)] = Count(min(value, COUNT_CAP - 1) if capped else value, capped)
+    for value, looked, word in connection.execute(sa.union_all(*counted)):
+        before = counts[RunStatus(word)]
+        cut = before.capped or looked >= COUNT_CAP
+        value += before.value
+        counts[RunStatus(word)] = Count(min(value, COUNT_CAP - 1) if cut else value, cut)
+    for status, plan in tested:
+        if counts[status].value:
+            counts[status] = Count(plan.count_tested(), counts[status].capped)
     return counts
 
 
@@ -125,7 +176,7 @@ def workflow_names(
 ) -> list[str]:
     """The names of workflows that have runs; of those in some workspaces, the names the newest runs have."""
     if workspaces is None:
-        return plans.workflow_names(connection, limit=limit)
+        return criteria.workflow_names(connection, limit=limit)
     found = selected_ids(connection, RunQuery(workspace=workspaces), limit=_NAMED, scan=COUNT_CAP)
     if found is None:
         return []

@@ -78,6 +78,14 @@ def show_value(head: Head, limit: int = LIMIT, *, path: str = "$") -> Shown:
     return Shown(parts, "" if complete else f"The first {phrases.size(sum(map(_length, parts)))} of {whole}.")
 
 
+def show_member(name: str, head: Head, limit: int = LIMIT, *, path: str | None = None) -> Shown:
+    """As `show_value`, of a value that stands under a name, at a path that is made of it unless it is given."""
+    word = hides(name)
+    if word is not None and head.text not in ("null", "true", "false"):
+        return Shown(("", Hidden(word)))
+    return show_value(head, limit, path=under("$", name) if path is None else path)
+
+
 def _as_stored(head: Head, reason: str, limit: int, hides_too: Hides | None) -> Shown:
     """What is no JSON. Nothing in it has a path, so the app cannot be asked."""
     note = f"Not readable as JSON ({reason})."

@@ -15,6 +15,7 @@ from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.hooks import Hook
 from flask_workflows.payloads import Hidden
+from flask_workflows.payloads import show_member
 from flask_workflows.payloads import show_value
 from flask_workflows.payloads import write_redacted
 from flask_workflows.records import shown
@@ -23,6 +24,7 @@ from flask_workflows.redaction import redact_error
 from flask_workflows.redaction import redact_text
 from flask_workflows.runs import Head
 from flask_workflows.runs import RunError
+from tests.apps import database_of
 from tests.apps import MakeApp
 from tests.apps import workflows_of
 
@@ -261,6 +263,24 @@ def test_what_the_app_hides_is_hidden_everywhere(hiding: Callable[[Hook], Flask]
         assert "sku" not in text
 
 
+def test_value_under_a_name_is_judged_by_it(hiding: Callable[[Hook], Flask]) -> None:
+    asked = []
+
+    def redact(path: str, value: object) -> bool:
+        asked.append(path)
+        return path == "$.born"
+
+    with hiding(redact).app_context():
+        found = [
+            show_member(name, Head(text, len(text))).parts
+            for name, text in (("born", '"1990"'), ("api_token", '"x"'), ("token", "null"), ("a b", "1"))
+        ]
+        show_member("user.id", Head("1", 1), path="$.user.id")
+
+    assert found == [("", Hidden(), ""), ("", Hidden("token")), ("null",), ("1",)]
+    assert asked == ["$.born", "$.token", "$['a b']", "$.user.id"]
+
+
 def test_app_is_remembered_when_its_context_is_gone(hiding: Callable[[Hook], Flask]) -> None:
     with hiding(lambda path, value: path == "$.a").app_context():
         pieces = write_redacted('{"a": "hunter2"}')
@@ -355,6 +375,10 @@ def make_secretive() -> Workflows:
 
     @workflows.workflow
     def secretive(ctx: WorkflowContext, settings: dict[str, Any]) -> None:
+        ctx.set("api_token", "hunter-published")
+        ctx.set("settings", settings)
+        ctx.progress(1, 2, "password=hunter-progress")
+        ctx.receive("letter")
         look_up(settings)
         connect(settings)
 
@@ -386,7 +410,10 @@ def test_b111_no_secret_leaves_the_database(
 ) -> None:
     app = make_app(database_url, workflows=make_secretive())
     with caplog.at_level(logging.INFO), app.app_context():
-        run_id = workflows_of(app).registry.latest("secretive").spawn(SECRETS).id
+        handle = workflows_of(app).registry.latest("secretive").spawn(SECRETS)
+        run_id = handle.id
+        handle.send("letter", SECRETS)
+        database_of(app).session.commit()
         workflows_of(app).deliver("paid", SECRETS)
         workflows_of(app).registry.latest("waiter").spawn()
         workflows_of(app).tick()

@@ -514,3 +514,24 @@ def test_mark_is_for_one_visitor(app: Flask) -> None:
 
         assert once.read(mark, "ana") == once.Once(run_id)
         assert once.read(mark, "bo") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "workflow", "offered"),
+    [
+        ("completed", "onboarding", True),
+        ("failed", "onboarding", True),
+        ("cancelled", "onboarding", True),
+        ("running", "onboarding", False),
+        ("failed", "old-import", False),
+        ("failed", BULK, False),
+    ],
+)
+def test_ended_run_offers_to_start_one_like_it(
+    client: FlaskClient, rows: Rows, status: str, workflow: str, offered: bool
+) -> None:
+    run_id = rows.run(status, workflow=workflow)
+
+    page = client.get(f"/workflows/run/{run_id}")
+
+    assert [link for link in links(page) if link.startswith(PATH)] == [f"{PATH}?like={run_id}"] * offered

@@ -26,6 +26,7 @@ from ...payloads import Folded
 from ...payloads import Frame
 from ...payloads import LIMIT
 from ...payloads import read_traceback
+from ...payloads import show_member
 from ...payloads import show_value
 from ...payloads import Shown
 from ...redaction import redact_error
@@ -259,7 +260,9 @@ def _received(received: Received) -> ReceivedRow:
 def _published(published: Iterable[Published], around: Surroundings) -> Iterator[PublishedRow]:
     for one in published:
         if one.key != PROGRESS:
-            yield PublishedRow(one.key, one.updated_at, show_value(one.value, SMALL) if around.payloads else None)
+            yield PublishedRow(
+                one.key, one.updated_at, show_member(one.key, one.value, SMALL) if around.payloads else None
+            )
 
 
 def _progress(published: Iterable[Published], around: Surroundings) -> ProgressShown | None:

@@ -16,10 +16,8 @@ from ...explain import PATIENCE
 from ...explain import state
 from ...explain import Surroundings
 from ...explain import Text
-from ...payloads import Hidden
-from ...payloads import show_value
+from ...payloads import show_member
 from ...payloads import Shown
-from ...redaction import hides
 from ...runs import Count
 from ...runs import Head
 from ...runs import Run
@@ -185,8 +183,6 @@ def _matches(wait: OpenWait) -> Iterator[Match]:
 
 
 def _value(field: str, value: Any) -> Shown:
-    word = hides(field)
-    if word is not None and value is not None and not isinstance(value, bool):
-        return Shown(("", Hidden(word)))
     text = json.dumps(value, ensure_ascii=False)
-    return show_value(Head(text, len(text)), path=f"$.{field}")
+    # Dots in a field lead into objects.
+    return show_member(field, Head(text, len(text)), path=f"$.{field}")

@@ -41,7 +41,7 @@ HISTORY = 50
 #: Pages that help most, by the name that an explanation has for them: label, endpoint, permission.
 LINKS: Mapping[str, tuple[str, str, Permission]] = {
     "workers": ("Workers", "workers", Permission.VIEW),
-    "start": ("Start one like this…", "start_form", Permission.START),
+    "start": ("Start one like this…", "ask_start", Permission.START),
     "deliver": ("Deliver event…", "deliver_form", Permission.DELIVER),
 }
 STEP_STATES = ("completed", "failed", "running", "retrying", "sleeping", "waiting")
@@ -85,6 +85,7 @@ def run(visit: Visit, run_id: str) -> ResponseReturnValue:
         poll={**back, **wanted.args},
         interval=INTERVAL,
         back=back,
+        like=_may_start_like(visit, found),
         wanted=wanted,
         states=STEP_STATES,
         per_page=STEPS_PER_PAGE,
@@ -138,7 +139,7 @@ def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | No
 
     def link(name: str) -> tuple[str, str] | None:
         known = LINKS.get(name)
-        if known is None:
+        if known is None or (name == "start" and not _may_start_like(visit, looked.run)):
             return None
         label, endpoint, permission = known
         names = [event.name for event in looked.beside.waited]
@@ -150,6 +151,13 @@ def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | No
         return (label, url_for(f".{endpoint}", **values.get(name, {}))) if there and visit.may(permission) else None
 
     return link
+
+
+def _may_start_like(visit: Visit, run: Run) -> bool:
+    """Whether the visitor may start a run with the input of this one, which has ended."""
+    registry = visit.runtime.registry
+    known = bool(registry.versions(run.workflow)) and not registry.is_own(run.workflow)
+    return run.finished and known and visit.may(Permission.START) and visit.may(Permission.VIEW_PAYLOAD, run)
 
 
 def _offers(visit: Visit, looked: Looked) -> Offers:

@@ -74,9 +74,13 @@
     return Boolean(selection && !selection.isCollapsed && live.contains(selection.anchorNode));
   };
 
+  // What the note says while all is well.
+  let well = null;
+
   const say = (text, linkText) => {
     const place = note();
     if (!place) return;
+    if (!well) well = [...place.childNodes];
     place.textContent = text + " ";
     if (linkText) {
       const link = document.createElement("a");
@@ -84,6 +88,16 @@
       link.textContent = linkText;
       place.append(link);
     }
+  };
+
+  const unsay = () => {
+    if (well && note()) note().replaceChildren(...well);
+    well = null;
+  };
+
+  const signedOut = () => {
+    stopped = true;
+    say("Signed out.", "Sign in again");
   };
 
   const look = () => {
@@ -110,14 +124,15 @@
     const xhr = event.detail.xhr;
     if (!asking || !xhr) return;
     asking = false;
+    if (stopped) return;
     if (xhr.status === 401 || xhr.status === 403) {
-      stopped = true;
-      say("Signed out.", "Sign in again");
+      signedOut();
       return;
     }
     if (xhr.status >= 200 && xhr.status < 300) {
-      if (failures) location.reload();
+      if (failures) unsay();
       failures = 0;
+      failedAt = null;
     } else {
       failures += 1;
       failedAt = failedAt || clock();
@@ -144,7 +159,15 @@
     document.getElementById("fw-status").textContent = parts.join(", ");
   };
 
-  const swapping = () => {
+  const swapping = (event) => {
+    const { elt, xhr, shouldSwap } = event.detail;
+    if (!shouldSwap) return;
+    // An answer without our part is another page: the app leads to its login.
+    if (elt.id && !xhr.responseText.includes('id="' + elt.id + '"')) {
+      event.detail.shouldSwap = false;
+      signedOut();
+      return;
+    }
     before = states();
     open = [...document.querySelectorAll("details[open][id]")].map((details) => details.id);
   };

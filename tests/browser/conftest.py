@@ -12,13 +12,18 @@ from flask import Flask
 from playwright.sync_api import Browser
 from playwright.sync_api import sync_playwright
 
+from flask_workflows import Workflows
 from tests import apps
 from tests.browser import chromium
 from tests.browser.site import served
 from tests.browser.site import Site
 from tests.browser.site import Visitors
+from tests.browser.world import make_workflows
 from tests.browser.world import make_world
+from tests.browser.world import StandingClock
 from tests.browser.world import World
+from tests.rows import Rows
+from tests.rows import rows_of
 
 Serve = Callable[[Flask], Site]
 
@@ -63,6 +68,31 @@ def serve() -> Iterator[Serve]:
     """Serves apps while the test runs."""
     with ExitStack() as stack:
         yield lambda app: Site(app, stack.enter_context(served(app)))
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> str:
+    """A fresh database, on SQLite unless the test is parametrised by `ON_BOTH`."""
+    found: str = request.getfixturevalue(f"{getattr(request, 'param', 'sqlite')}_url")
+    return found
+
+
+@pytest.fixture
+def workflows() -> Workflows:
+    """Those of `world`, on a site of the test's own; its time stands still."""
+    workflows = make_workflows()
+    workflows.clock = StandingClock()
+    return workflows
+
+
+@pytest.fixture
+def app(url: str, make_app: apps.MakeApp, workflows: Workflows) -> Flask:
+    return make_app(url, workflows=workflows)
+
+
+@pytest.fixture
+def rows(app: Flask) -> Rows:
+    return rows_of(app)
 
 
 @pytest.fixture(scope="package")

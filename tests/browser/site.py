@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from typing import Literal
 
+import pytest
 from flask import Flask
 from playwright.sync_api import Browser
 from playwright.sync_api import BrowserContext
@@ -25,6 +26,9 @@ from werkzeug.serving import WSGIRequestHandler
 
 Scheme = Literal["light", "dark"]
 Size = tuple[int, int]
+
+#: For tests whose answer could depend on the database.
+ON_BOTH = pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 
 WIDE = (1280, 900)
 PHONE = (390, 844)

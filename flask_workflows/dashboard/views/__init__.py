@@ -9,6 +9,7 @@ from . import actions
 from . import assets
 from . import audit
 from . import bulk
+from . import deliver
 from . import events
 from . import failures
 from . import health
@@ -50,6 +51,7 @@ ROUTES: tuple[Route, ...] = (
     *bulk.ROUTES,
     *waits.ROUTES,
     *events.ROUTES,
+    *deliver.ROUTES,
     *queues.ROUTES,
     *workers.ROUTES,
     *start.ROUTES,

@@ -77,6 +77,7 @@ from .system import server_version
 from .waits import list_timers
 from .waits import list_wait_groups
 from .waits import list_waits
+from .waits import workflows_of
 from .waking import waits_for
 from .workers import find_worker
 from .workers import list_held
@@ -164,5 +165,6 @@ __all__ = [
     "waits_for",
     "workers_seen",
     "workflow_names",
+    "workflows_of",
     "workspace_names",
 ]

@@ -9,6 +9,7 @@ Waits lie in an index that begins with the event's name: names are found by jump
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -481,3 +482,11 @@ def _open_wait(row: sa.RowMapping) -> OpenWait:
         waiting_since=instant(row["updated_at"]),
         times_out=optional_instant(row["due_at"]),
     )
+
+
+def workflows_of(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, str]:
+    """The workflows of some runs, by their ids."""
+    if not run_ids:
+        return {}
+    query = sa.select(runs.c.id, runs.c.workflow).where(runs.c.id.in_(run_ids))
+    return {row.id: row.workflow for row in connection.execute(query)}

@@ -18,6 +18,7 @@ from .errors import InvalidSearch
 from .redaction import hides
 from .redaction import redact_error
 from .redaction import redact_text
+from .redaction import under
 from .runs import decode
 from .runs import RunError
 from .runs import RunStatus
@@ -240,9 +241,9 @@ def _fits(term: Term, value: Any, hidden: Hides | None) -> bool:
     for key in term.path:
         match value:
             case dict() if key in value:
-                value, way = value[key], f"{way}.{key}"
+                value, way = value[key], under(way, key)
             case list() if key.isdecimal() and len(key) < 10 and int(key) < len(value):
-                value, way = value[int(key)], f"{way}[{int(key)}]"
+                value, way = value[int(key)], under(way, int(key))
             case _:
                 return term.negated
         if hidden is not None and hidden(way, value):

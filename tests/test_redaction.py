@@ -27,6 +27,7 @@ from flask_workflows.runs import RunError
 from tests.apps import database_of
 from tests.apps import MakeApp
 from tests.apps import workflows_of
+from tests.rows import rows_of
 
 
 @pytest.mark.parametrize(
@@ -435,3 +436,27 @@ def test_b111_no_secret_leaves_the_database(
     page = answers[f"/workflows/run/{run_id}"]
     assert "hidden by the app" in page
     assert "hidden: matches “password”" in page
+
+
+def test_b111_what_is_hidden_is_not_found_either(make_app: MakeApp, sqlite_url: str) -> None:
+    def redact(path: str, value: object) -> bool:
+        if path == "$.fails":
+            raise KeyError
+        return path in ("$.born", "$['odd key']")
+
+    workflows = Workflows(authorize=lambda action, run=None: True, redact=redact)
+    app = make_app(sqlite_url, workflows=workflows)
+    values = {"born": "1990", "odd key": "1990", "fails": "1990", "token": "1990", "shown": "1990"}
+    rows_of(app).run(input=json.dumps(values))
+    client = app.test_client()
+
+    def finds(search: str) -> bool:
+        response = client.get("/workflows/runs", query_string={"q": search})
+        # What stands under a telling key is refused, and the list shown as it was.
+        return response.status_code == 200 and '<tr role="row" id="run-' in response.text
+
+    assert finds('input.shown:"1990"')
+    for name in ("born", "fails", "token"):
+        assert not finds(f'input.{name}:"1990"')
+        assert not finds(f'-input.{name}:"1990"')
+        assert not finds(f'-input.{name}:"1991"')

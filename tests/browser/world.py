@@ -163,7 +163,7 @@ def _act(app: Flask, found: Mapping[str, str]) -> None:
     runtime, ana = apps.runtime_of(app), By("ana", reason="The customer asked for it.")
     service.cancel(runtime, found["gone"], by=ana)
     order = Order("cancel", ana, runs=(found["pending"], found["orphan"]))
-    service.start(runtime, BULK, input_of(order, 2), by=ana)
+    service.start(runtime, BULK, input_of(order, 2), by=ana, own=True)
 
 
 def _rows(rows: Rows) -> dict[str, str]:

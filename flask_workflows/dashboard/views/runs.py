@@ -20,6 +20,7 @@ from ...errors import InvalidCursor
 from ...errors import InvalidSearch
 from ...errors import ReadTimeout
 from ...explain import Surroundings
+from ...hooks import app_hides
 from ...runs import Count
 from ...runs import Cursor
 from ...runs import Page
@@ -27,7 +28,6 @@ from ...runs import RunQuery
 from ...runs import RunStatus
 from ...runs import Step
 from ...runtime import Runtime
-from ...search import Hides
 from ...search import parse
 from ...search import Term
 from ...store import reading as read
@@ -196,17 +196,8 @@ def _read_list(visit: Visit, filters: Filters, around: Surroundings, now: dateti
 
 
 def _how(visit: Visit) -> dict[str, Any]:
-    """What every query of the list has to know."""
-    return {"real_time": visit.real_time, "hidden": _hides(visit)}
-
-
-def _hides(visit: Visit) -> Hides | None:
-    """What the app hides of stored values, which must not be found either."""
-    hook = visit.runtime.hooks.redact
-    if hook is None:
-        return None
-    decide = current_app.ensure_sync(hook)
-    return lambda path, value: bool(decide(path, value))
+    """What every query of the list has to know. What the app hides must not be found either."""
+    return {"real_time": visit.real_time, "hidden": app_hides()}
 
 
 def _counts(visit: Visit, filters: Filters) -> Mapping[RunStatus, Count] | None:

@@ -139,9 +139,10 @@ def test_lost_worker_says_when_its_runs_are_taken_over(app: Flask, rows: Rows) -
     response = client.get("/workflows/workers")
 
     text = text_of(response)
-    assert "Lost Its 2 runs are taken over, the first at 12:00:11." in text
+    assert "Lost Its 2 runs are taken over by 12:00:15." in text
     assert text.index("web-9:1") < text.index("web-1:1")
     assert f"/workflows/run/{run}/release" in links(response)
+    assert polled(client, response).status_code == 204
 
     with rows.engine.begin() as connection:
         connection.execute(models.runs.update().values(due_at=NOW_MS - 1_000))

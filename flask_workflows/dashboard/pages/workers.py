@@ -211,8 +211,8 @@ def _taken_over(worker: Worker, runs: Sequence[Run], around: Surroundings) -> Te
     if not able:
         return (f"{several} {'wait' if len(runs) > 1 else 'waits'}: no live worker can take over.",)
     if ends and ends[-1] > around.now:
-        first = ", the first" if ends[0] != ends[-1] else ""
-        return (f"{several} {are} taken over{first} at ", Instant(max(ends[0], around.now)), ".")
+        when = "at" if ends[0] == ends[-1] else "by"
+        return (f"{several} {are} taken over {when} ", Instant(ends[-1]), ".")
     return (f"{several} {are} taken over at the next look of a live worker.",)
 
 

@@ -12,6 +12,7 @@ from flask import abort
 from flask import Blueprint
 from flask import Flask
 from flask.testing import FlaskClient
+from sqlalchemy.pool import QueuePool
 from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
@@ -620,6 +621,29 @@ def test_slow_answers_are_cut_off(client: FlaskClient, monkeypatch: pytest.Monke
     monkeypatch.setattr(read, "list_runs", slow)
 
     assert problem_of(client.get(f"{API}/runs")) == (503, "slow")
+
+
+def test_busy_connections_are_told(one_app: Callable[..., Flask], workflows: Workflows) -> None:
+    options = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": 0.01}
+    app = one_app(workflows, SQLALCHEMY_ENGINE_OPTIONS=options)
+    client = app.test_client()
+
+    with apps.runtime_of(app).engine.connect():
+        response = client.get(f"{API}/runs")
+
+    assert problem_of(response) == (503, "slow")
+    assert get(client, "/runs")["runs"] == []
+
+
+def test_database_that_is_away_is_told(one_app: Callable[..., Flask]) -> None:
+    app = one_app()
+    for name in ("app_engine", "engine"):
+        apps.runtime_of(app).__dict__[name] = sa.create_engine("sqlite:////nowhere/at/all.sqlite")
+
+    response = app.test_client().get(f"{API}/runs")
+
+    assert problem_of(response) == (503, "unreachable")
+    assert "nowhere" not in response.text
 
 
 def test_missing_tables_are_told(app: Flask, rows: Rows) -> None:

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from sqlalchemy.engine import make_url
 from werkzeug.test import EnvironBuilder
 
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.store import reading as read
+from flask_workflows.store import sqlite
 from tests import apps
 from tests.answers import API
 from tests.answers import get
@@ -657,3 +661,29 @@ def test_audit_needs_its_own_permission(one_client: FlaskClient, workflows: Work
     workflows.authorize(lambda action, run=None: action == "view")
 
     assert problem_of(one_client.get(f"{API}/audit")) == (403, "forbidden")
+
+
+# The database ------------------------------------------------------------------------------
+
+
+def test_database_that_is_locked_is_told(
+    sqlite_url: str,
+    make_app: apps.MakeApp,
+    workflows: Workflows,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
+    app = make_app(sqlite_url, workflows=workflows)
+    run_id = rows_of(app).run("waiting")
+    client = app.test_client()
+
+    with closing(sqlite3.connect(make_url(sqlite_url).database or "", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        refused = client.post(f"{API}/runs/{run_id}/cancel", json={})
+        assert get(client, f"/runs/{run_id}")["status"] == "waiting"
+        other.execute("ROLLBACK")
+
+    assert problem_of(refused) == (503, "unreachable")
+    assert "locked" in caplog.text
+    assert post(client, f"/runs/{run_id}/cancel")["status"] == "cancelled"

@@ -53,6 +53,8 @@ T = TypeVar("T")
 #: How long one look into the database may take.
 SECONDS = 2.0
 
+UNREACHABLE = "The database does not answer."
+
 SEEN_HEADER = "X-Workflows-Seen"
 
 
@@ -315,7 +317,8 @@ class Visit:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
         words = self.schema_problem()
         if words is not None:
-            return self.message("schema.html", 503, code="schema", words=words)
+            code = "unreachable" if words == UNREACHABLE else "schema"
+            return self.message("schema.html", 503, code=code, words=words)
         raise error
 
     def schema_problem(self) -> str | None:
@@ -324,7 +327,7 @@ class Visit:
             self.runtime.check_schema()
         except DatabaseUnreachable:
             # Where the database is, is none of the page's business, and drivers say it.
-            return "The database does not answer."
+            return UNREACHABLE
         except SchemaError as error:
             return self.without_address(error)
         return None

@@ -120,7 +120,11 @@ def _field(item: Input) -> Mapping[str, Any]:
 
 
 def _responses(route: Route, operation: Operation) -> Mapping[str, Any]:
-    errors: dict[int, list[str]] = {400: ["invalid_query"], 403: ["forbidden", "closed"], 503: ["slow", "schema"]}
+    errors: dict[int, list[str]] = {
+        400: ["invalid_query"],
+        403: ["forbidden", "closed"],
+        503: ["slow", "schema", "unreachable"],
+    }
     if route.writes:
         errors[400] += ["forged"]
         errors[403] += ["read_only"]

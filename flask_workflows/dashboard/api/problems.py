@@ -23,6 +23,7 @@ from ...errors import UnregisteredEvent
 from ...errors import ValueRefused
 from ...errors import ValueTooLarge
 from ...errors import WorkflowsError
+from ...runtime import current_runtime
 from .inputs import Problem
 
 #: The status and the code of each; what is more special comes first.
@@ -57,6 +58,15 @@ def told() -> Iterator[None]:
             if isinstance(error, cls):
                 raise Problem(code, _sentence(str(error)), status, path=_path(error)) from None
         raise
+    except Exception as error:
+        store = current_runtime().store
+        if not store.dialect.is_transient(error):
+            raise
+        # It may have been done, and the answer be lost.
+        store.complain("an action over HTTP failed", error)
+        raise Problem(
+            "unreachable", "The database did not answer. Look whether it was done, then try again.", 503
+        ) from None
 
 
 def _sentence(text: str) -> str:

@@ -21,14 +21,23 @@ _DEADLINE = "workflows_deadline"
 def reading(engine: sa.Engine, *, seconds: float | None = None) -> Iterator[sa.Connection]:
     """Lend a connection to read from; it is rolled back afterwards.
 
-    With `seconds`, statements that take longer raise `ReadTimeout`.
+    With `seconds`, statements that take longer raise `ReadTimeout`; so does an engine whose connections are all in use.
     """
-    with engine.connect() as connection:
+    with _connected(engine, patient=seconds is None) as connection:
         try:
             with nullcontext() if seconds is None else _limited(connection, seconds):
                 yield connection
         finally:
             connection.rollback()
+
+
+def _connected(engine: sa.Engine, *, patient: bool) -> sa.Connection:
+    try:
+        return engine.connect()
+    except sa.exc.TimeoutError:
+        if patient:
+            raise
+        raise ReadTimeout("no connection to the database became free in time") from None
 
 
 @contextmanager

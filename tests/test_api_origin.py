@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flask import Blueprint
+from flask import current_app
 from flask import Flask
+from flask import request
 from flask import session
 from flask.testing import FlaskClient
 from flask_sqlalchemy import SQLAlchemy
@@ -218,3 +223,33 @@ def test_b105_views_of_the_app_stay_protected(protected: Flask) -> None:
     assert client.get(f"{API}/runs").status_code == 200
 
     assert client.post("/own").status_code == 400
+
+
+def test_example_of_the_documentation_lets_the_right_ones_in(
+    sqlite_url: str, make_app: apps.MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
+    example = text.partition("```python\n")[2].partition("```")[0]
+    workflows = Workflows()
+    ana = SimpleNamespace(is_authenticated=True, workspaces=["acme"])
+    names: dict[str, object] = {"workflows": workflows, "hmac": hmac, "request": request, "current_app": current_app}
+    names["current_user"] = SimpleNamespace(is_authenticated=False)
+    exec(example, names)
+    app = make_app(sqlite_url, workflows=workflows, OPS_TOKEN="s3cret")
+    client, run_id, other = app.test_client(), rows_of(app).run("waiting", workspace="acme"), rows_of(app).run()
+
+    for headers in (
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer a=b"},
+        {"Authorization": "Basic czNjcmV0Og=="},
+    ):
+        assert problem_of(client.get(f"{API}/runs", headers=headers)) == (403, "forbidden")
+    ops = {"Authorization": "Bearer s3cret"}
+    shown = client.get(f"{API}/runs", headers=ops).json
+    assert shown is not None
+    assert len(shown["runs"]) == 2
+    names["current_user"] = ana
+    assert problem_of(client.post(f"{API}/runs/{run_id}/retry", json={})) == (403, "forbidden")
+    assert problem_of(client.post(f"{API}/runs/{other}/cancel", json={})) == (404, "workflow_run_not_found")
+    assert client.post(f"{API}/runs/{run_id}/cancel", json={}).status_code == 200

@@ -70,11 +70,19 @@ def openapi(routes: Iterable[Route], server: str) -> dict[str, Any]:
             paths.setdefault(path, {})[route.methods[0].lower()] = _operation(route, route.operation)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Flask-Workflows", "version": metadata.version("Flask-Workflows")},
+        "info": {"title": "Flask-Workflows", "version": _version()},
         "servers": [{"url": server or "/"}],
         "paths": paths,
         "components": {"schemas": SCHEMAS, "parameters": _PARAMETERS},
     }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("Flask-Workflows")
+    except metadata.PackageNotFoundError:
+        # Its files were copied, not installed.
+        return "unknown"
 
 
 def _operation(route: Route, operation: Operation) -> dict[str, Any]:

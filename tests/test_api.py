@@ -170,7 +170,8 @@ def test_run_has_the_documented_shape(client: FlaskClient, rows: Rows) -> None:
 
 
 @pytest.mark.parametrize("status", ["pending", "running", "sleeping", "completed", "failed", "cancelled"])
-def test_every_status_has_that_shape(client: FlaskClient, rows: Rows, status: str) -> None:
+def test_every_status_has_that_shape(one_client: FlaskClient, status: str) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     error = error_json(traceback="Traceback …") if status == "failed" else None
     run_id = rows.run(status, error=error, cancel_requested_at=NOW_MS if status == "running" else None)
 
@@ -194,7 +195,8 @@ def _without_traceback(value: Any) -> Any:
     return {name: held for name, held in value.items() if name != "traceback"} if isinstance(value, dict) else value
 
 
-def test_waits_for_several_events_and_for_messages(client: FlaskClient, rows: Rows) -> None:
+def test_waits_for_several_events_and_for_messages(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     run_id = rows.run("waiting")
     several = {"events": [{"name": "paid", "match": {"id": 1}}, {"name": "refused"}], "timeout_ms": None}
     rows.step(run_id, "$wait", 1, "waiting", kind="wait", input=json.dumps(several))
@@ -214,14 +216,15 @@ def test_waits_for_several_events_and_for_messages(client: FlaskClient, rows: Ro
     assert fourth["events"] == [{"event": "x", "filter": {"fields": {}}}]
 
 
-def test_payloads_are_for_those_who_may_see_them(app: Flask, rows: Rows, workflows: Workflows) -> None:
+def test_payloads_are_for_those_who_may_see_them(one_client: FlaskClient, workflows: Workflows) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     workflows.authorize(lambda action, run=None: action == "view")
     run_id = rows.run(input='{"note": "hush"}', output='"hush"', error=error_json())
     rows.step(run_id, "send", 1, input='"hush"', output='"hush"')
     wait = {"events": [{"name": "paid", "match": {"note": "hush"}}]}
     rows.step(run_id, "$wait:paid", 2, kind="wait", input=json.dumps(wait), output='"hush"')
 
-    shown = get(app.test_client(), f"/runs/{run_id}")
+    shown = get(client, f"/runs/{run_id}")
 
     assert "hush" not in json.dumps(shown)
     assert "input" not in shown
@@ -230,16 +233,17 @@ def test_payloads_are_for_those_who_may_see_them(app: Flask, rows: Rows, workflo
     assert shown["steps"][1]["event"] == "paid"
 
 
-def test_app_is_asked_for_the_payload_of_the_very_run(app: Flask, rows: Rows, workflows: Workflows) -> None:
+def test_app_is_asked_for_the_payload_of_the_very_run(one_client: FlaskClient, workflows: Workflows) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     workflows.authorize(lambda action, run=None: action == "view" or (run is not None and run.key == "mine"))
     mine, other = rows.run(key="mine"), rows.run(key="other")
-    client = app.test_client()
 
     assert get(client, f"/runs/{mine}")["input"] == {"user_id": 8}
     assert "input" not in get(client, f"/runs/{other}")
 
 
-def test_b111_secrets_are_hidden(app: Flask, rows: Rows, workflows: Workflows) -> None:
+def test_b111_secrets_are_hidden(one_client: FlaskClient, workflows: Workflows) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     workflows.redact(lambda path, value: path == "$.order[1].iban_of")
     given = {"user": {"password": "p4ss"}, "url": "postgresql://me:p4ss@db/x", "order": [1, {"iban_of": "p4ss"}]}
     failed = error_json(message="refused Authorization: Bearer p4ssp4ss", traceback='token="p4ss"')
@@ -250,7 +254,6 @@ def test_b111_secrets_are_hidden(app: Flask, rows: Rows, workflows: Workflows) -
     )
     wait = {"events": [{"name": "paid", "match": {"user.token": "p4ss"}}]}
     rows.step(run_id, "$wait:paid", 2, kind="wait", input=json.dumps(wait))
-    client = app.test_client()
 
     shown = client.get(f"{API}/runs/{run_id}").text + client.get(f"{API}/runs").text
 
@@ -410,15 +413,16 @@ def test_unknown_status_is_told_the_statuses(one_client: FlaskClient) -> None:
     )
 
 
-def test_leap_second_is_an_instant(client: FlaskClient, rows: Rows) -> None:
+def test_leap_second_is_an_instant(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     rows.run()
 
     assert ids(get(client, "/runs?created_after=2016-12-31T23:59:60Z"))
 
 
-@pytest.mark.parametrize("run_id", ["unknown", "%00", "%ff", "x" * 500, "%F0%9F%92%A9", "%0a"])
-def test_unknown_run_is_not_found(client: FlaskClient, run_id: str) -> None:
-    assert problem_of(client.get(f"{API}/runs/{run_id}")) == (404, "workflow_run_not_found")
+def test_unknown_run_is_not_found(client: FlaskClient) -> None:
+    for run_id in ("unknown", "%00", "%ff", "x" * 500, "%F0%9F%92%A9", "%0a"):
+        assert problem_of(client.get(f"{API}/runs/{run_id}")) == (404, "workflow_run_not_found")
 
 
 # Beside runs -------------------------------------------------------------------------------
@@ -667,7 +671,8 @@ def test_host_lays_out_its_own_json(one_app: Callable[..., Flask]) -> None:
 # Workspaces --------------------------------------------------------------------------------
 
 
-def test_header_limits_to_one_workspace(client: FlaskClient, rows: Rows) -> None:
+def test_header_limits_to_one_workspace(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     ours, theirs, nobodys = rows.run(workspace="ours"), rows.run(workspace="theirs"), rows.run()
 
     assert set(ids(get(client, "/runs"))) == {ours, theirs, nobodys}
@@ -678,7 +683,8 @@ def test_header_limits_to_one_workspace(client: FlaskClient, rows: Rows) -> None
         assert problem_of(response) == (404, "workflow_run_not_found")
 
 
-def test_header_may_hold_any_name(client: FlaskClient, rows: Rows) -> None:
+def test_header_may_hold_any_name(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     run_id = rows.run(workspace="Füße ☂")
 
     assert ids(get(client, "/runs", headers={"X-Workspace": "Füße ☂".encode().decode("latin-1")})) == [run_id]

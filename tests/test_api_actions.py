@@ -111,14 +111,14 @@ def _worker(status: str) -> str | None:
     return "gone" if status == "running" else None
 
 
-def test_bodies_may_be_left_out(app: Flask, rows: Rows) -> None:
+def test_bodies_may_be_left_out(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     run_id = rows.run("sleeping", due_at=NOW_MS + 60_000)
-    client = app.test_client()
 
     response = client.post(f"{API}/runs/{run_id}/wake")
 
     assert (response.status_code, response.json and response.json["wake_at"]) == (200, "2026-11-30T12:00:00.000Z")
-    assert audit_of(app) == [("ana", "wake", run_id, "")]
+    assert audit_of(client.application) == [("ana", "wake", run_id, "")]
 
 
 def test_timer_is_moved(client: FlaskClient, rows: Rows) -> None:
@@ -140,30 +140,31 @@ def test_timer_is_moved(client: FlaskClient, rows: Rows) -> None:
         ("messages", "completed", "workflow_run_finished"),
     ],
 )
-def test_run_in_another_state_is_left_alone(app: Flask, rows: Rows, action: str, status: str, code: str) -> None:
+def test_run_in_another_state_is_left_alone(one_client: FlaskClient, action: str, status: str, code: str) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     run_id = rows.run(status)
-    client = app.test_client()
 
     response = client.post(f"{API}/runs/{run_id}/{action}", json={"name": "go"} if action == "messages" else {})
 
     assert problem_of(response) == (409, code)
     assert get(client, f"/runs/{run_id}")["status"] == status
-    assert audit_of(app) == []
+    assert audit_of(client.application) == []
 
 
 @pytest.mark.parametrize("action", ["cancel", "retry", "wake", "release"])
-def test_run_that_changed_since_is_left_alone(app: Flask, rows: Rows, action: str) -> None:
+def test_run_that_changed_since_is_left_alone(one_client: FlaskClient, action: str) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     status = {"cancel": "pending", "retry": "failed", "wake": "sleeping", "release": "running"}[action]
     run_id = rows.run(status, epoch=7, worker=_worker(status))
-    client = app.test_client()
 
     response = client.post(f"{API}/runs/{run_id}/{action}", json={"epoch": 6})
 
     assert problem_of(response) == (409, "workflow_run_changed")
-    assert (get(client, f"/runs/{run_id}")["status"], audit_of(app)) == (status, [])
+    assert (get(client, f"/runs/{run_id}")["status"], audit_of(client.application)) == (status, [])
 
 
-def test_run_whose_key_is_taken_is_not_retried(client: FlaskClient, rows: Rows) -> None:
+def test_run_whose_key_is_taken_is_not_retried(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     failed = rows.run("failed", key="k")
     rows.run("pending", key="k")
 
@@ -188,10 +189,10 @@ def test_message_is_sent_once(app: Flask, rows: Rows) -> None:
 ACTIONS = ("cancel", "retry", "wake", "release", "messages")
 
 
-def test_b110_run_of_another_workspace_is_not_there(app: Flask, rows: Rows, workflows: Workflows) -> None:
+def test_b110_run_of_another_workspace_is_not_there(one_client: FlaskClient, workflows: Workflows) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     workflows.scope(lambda: "ours")
     theirs = rows.run("failed", workspace="theirs")
-    client = app.test_client()
 
     for action in ACTIONS:
         body = {"name": "go"} if action == "messages" else {}
@@ -199,12 +200,12 @@ def test_b110_run_of_another_workspace_is_not_there(app: Flask, rows: Rows, work
         unknown = client.post(f"{API}/runs/unknown/{action}", json=body)
         assert problem_of(hidden) == problem_of(unknown) == (404, "workflow_run_not_found"), action
         assert hidden.text.replace(theirs, "X") == unknown.text.replace("unknown", "X")
-    assert audit_of(app) == []
+    assert audit_of(client.application) == []
 
 
-def test_header_limits_actions_too(app: Flask, rows: Rows) -> None:
+def test_header_limits_actions_too(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
     theirs = rows.run("waiting", workspace="theirs")
-    client = app.test_client()
 
     response = client.post(f"{API}/runs/{theirs}/cancel", json={}, headers={"X-Workspace": "ours"})
 

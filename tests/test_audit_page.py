@@ -101,8 +101,11 @@ def test_everything_kept_of_an_action_is_shown(client: FlaskClient, rows: Rows) 
     note(rows, "move", before="2026-11-30T09:00:00.000+00:00", after="2026-11-30T10:30:00.000+00:00")
     note(rows, "deliver", target="order.paid", actor="", operation="018f0000-0000-7000-8000-0000000abcde")
 
-    text = text_of(client.get("/workflows/audit"))
+    response = client.get("/workflows/audit")
 
+    text = text_of(response)
+    assert "/workflows/events?name=order.paid" in links(response)
+    assert "/workflows/ops/018f0000-0000-7000-8000-0000000abcde" in links(response)
     assert "move onboarding 09:00:00 → 10:30:00" in text
     assert "not known deliver order.paid one of many, by …0abcde" in text
 

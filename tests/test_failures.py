@@ -110,6 +110,10 @@ def test_row_leads_to_its_runs_and_to_the_newest(client: FlaskClient, rows: Rows
     addresses = {attributes.get("href") for tag, attributes in Tags(response.text).found if tag == "a"}
     assert "/workflows/runs?status=failed&q=cause:a1" in addresses
     assert f"/workflows/run/{newest}" in addresses
+    fail(rows, "b2", workflow="other")
+    runs = text_of(client.get("/workflows/runs?status=failed&q=cause:a1"))
+    assert newest[-6:] in runs
+    assert "other" not in runs
 
 
 def test_time_is_when_they_failed_not_when_they_were_created(client: FlaskClient, rows: Rows) -> None:

@@ -392,15 +392,6 @@ def test_app_without_workflows_says_how_to_declare_one(one_app: Callable[..., Fl
     assert "No runs yet, and no workflow is declared." in text_of(client.get("/workflows/runs"))
 
 
-def test_pending_runs_without_a_worker_raise_a_notice(client: FlaskClient, rows: Rows) -> None:
-    rows.run("pending")
-    notice = "No worker is live, and runs are pending. Start one: flask workflows work"
-    assert notice in text_of(client.get("/workflows/runs"))
-
-    rows.worker()
-    assert notice not in text_of(client.get("/workflows/runs"))
-
-
 def test_filter_no_index_knows_says_how_far_it_looked(
     client: FlaskClient, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,12 +10,10 @@ from datetime import datetime
 from ... import phrases
 from ...explain import Instant
 from ...explain import main_step
-from ...explain import Name
 from ...explain import now_doing
 from ...explain import state
 from ...explain import Surroundings
 from ...explain import Text
-from ...explain import work_command
 from ...runs import Count
 from ...runs import Page
 from ...runs import Run
@@ -74,7 +72,6 @@ class RunsPage:
     older: str | None
     newer: str | None
     searched: int | None
-    notice: Text
     #: How many runs match; null where that was not counted.
     total: Count | None = None
     #: Soonest due first, else newest first.
@@ -107,7 +104,6 @@ def runs_page(
         older=None if page is None else page.older,
         newer=None if page is None else page.newer,
         searched=None if page is None else page.searched,
-        notice=_notice(counts, around),
         total=None if counts is None else _total(counts, status),
         by_due=by_due,
         others=others,
@@ -147,9 +143,3 @@ def took(run: Run) -> Text:
     if run.took is not None:
         return (phrases.duration(run.took),)
     return () if run.started_at is None else (Instant(run.started_at, "for"),)
-
-
-def _notice(counts: Mapping[RunStatus, Count] | None, around: Surroundings) -> Text:
-    if around.workers or counts is None or not counts[RunStatus.PENDING].value:
-        return ()
-    return ("No worker is live, and runs are pending. Start one: ", Name(work_command()))

@@ -187,16 +187,15 @@ def count_live(connection: sa.Connection, workspaces: Workspaces) -> dict[str, C
 
     Exact for a visitor who may see all, but for "retrying". Up to `LOOKED_AT` each for others.
     """
-    limit = None if workspaces is None else LOOKED_AT + 1
-    counted = []
-    for status in LIVE:
-        found = newest(status, workspaces, limit=limit)
-        counted.append(sa.select(sa.literal(status.value), sa.func.count()).select_from(found))
-    counts = {
-        status: Count(value) if limit is None else capped(value, limit)
-        for status, value in connection.execute(sa.union_all(*counted))
-    }
-    counts["retrying"] = _count_retrying(connection, workspaces, cut=counts["sleeping"].value > LOOKED_AT)
+    if workspaces is None:
+        every = [(status, newest(status, None, limit=None)) for status in LIVE]
+        counted = [sa.select(sa.literal(status.value), sa.func.count()).select_from(found) for status, found in every]
+        counts = {status: Count(value) for status, value in connection.execute(sa.union_all(*counted))}
+    else:
+        counts = {status.value: looked_at(connection, status, workspaces) for status in LIVE}
+    sleeping = counts[RunStatus.SLEEPING]
+    cut = sleeping.capped or sleeping.value > LOOKED_AT
+    counts["retrying"] = _count_retrying(connection, workspaces, cut=cut)
     return counts
 
 

@@ -44,6 +44,8 @@ from .scope import Workspaces
 
 #: How many runs, or waits, are looked at for one answer.
 SCAN = 10_000
+#: Of those, how many are looked at before the others.
+_FIRST_LOOK = 500
 #: Of the waits of one name, how many runs are asked since when they wait.
 SAMPLE = 1_000
 #: Names on one page.
@@ -111,20 +113,12 @@ def list_timers(
     looked = Looked(workspaces, RunStatus.SLEEPING, scan)
     many = (connection.scalar(looked.most()) or 0) >= looked.share
     total = Count(connection.scalar(sa.select(sa.func.count()).select_from(looked.rows(runs.c.id))) or 0, many)
-    edge: TimerPlace | None = None
     if many:
-        due = _due(place, scan)
-        last = sa.select(due.c.due_at, due.c.id).order_by(*_order(due.c, before)).limit(1).offset(scan - 1)
-        reached = connection.execute(last).one_or_none()
-        edge = None if reached is None else TimerPlace(before, *reached)
-        found = sa.select(due.c.id, due.c.due_at).where(due.c.status == RunStatus.SLEEPING.value)
-        found = found.where(*within(due.c.workspace, workspaces))
+        listed, edge = _among_due(connection, workspaces, place, limit, scan)
     else:
         few = looked.rows(runs.c.id, runs.c.due_at)
         found = sa.select(few.c.id, few.c.due_at).where(*_beyond(place, few.c))
-    chosen = found.order_by(*_order(found.selected_columns, before)).limit(limit + 1).subquery()
-    query = sa.select(*SUMMARY).where(runs.c.id.in_(sa.select(chosen.c.id))).order_by(*_order(runs.c, before))
-    listed = [run_of(row) for row in connection.execute(query).mappings()]
+        listed, edge = _first_timers(connection, found, before, limit), None
 
     more = len(listed) > limit
     listed = listed[:limit]
@@ -138,6 +132,32 @@ def list_timers(
     if before:
         return Timers(tuple(reversed(listed)), total, earlier=onward, later=back, searched=searched)
     return Timers(tuple(listed), total, earlier=back, later=onward, searched=searched)
+
+
+def _among_due(
+    connection: sa.Connection, workspaces: Workspaces, place: TimerPlace | None, limit: int, scan: int
+) -> tuple[list[Run], TimerPlace | None]:
+    """Timers among the next unfinished runs that fall due, and how far was looked where that was not to the end."""
+    before = place is not None and place.before
+    listed: list[Run] = []
+    # Most often they are close together.
+    for size in sorted({min(_FIRST_LOOK, scan), scan}):
+        due = _due(place, size)
+        found = sa.select(due.c.id, due.c.due_at).where(due.c.status == RunStatus.SLEEPING.value)
+        found = found.where(*within(due.c.workspace, workspaces))
+        listed = _first_timers(connection, found, before, limit)
+        if len(listed) > limit:
+            return listed, None
+    last = sa.select(due.c.due_at, due.c.id).order_by(*_order(due.c, before)).limit(1).offset(scan - 1)
+    reached = connection.execute(last).one_or_none()
+    return listed, None if reached is None else TimerPlace(before, *reached)
+
+
+def _first_timers(connection: sa.Connection, found: sa.Select[Any], before: bool, limit: int) -> list[Run]:
+    """The first of the runs found, and one more where there is one."""
+    chosen = found.order_by(*_order(found.selected_columns, before)).limit(limit + 1).subquery()
+    query = sa.select(*SUMMARY).where(runs.c.id.in_(sa.select(chosen.c.id))).order_by(*_order(runs.c, before))
+    return [run_of(row) for row in connection.execute(query).mappings()]
 
 
 def _place_of(run: Run, before: bool) -> TimerPlace:

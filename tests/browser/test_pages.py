@@ -11,7 +11,7 @@ from tests.browser.site import Visitors
 from tests.browser.world import World
 
 #: What is fetched and not looked at.
-FILES = {"asset"}
+FILES = {"asset", "value", "step_value"}
 
 PAGES = sorted({route.endpoint for route in views.ROUTES if not route.writes and not route.api} - FILES)
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from .explain import Beside
 from .explain import main_step
 from .explain import Surroundings
+from .runs import AuditEntry
 from .runs import Count
 from .runs import Run
 from .runs import RunStatus
@@ -26,6 +27,13 @@ def look_beside(
         if step is not None and step.kind in ("wait", "receive"):
             return _of_wait(connection, run, step)
     return Beside(holder=_holder(connection, run, around), cancelled_by=cancelled_by)
+
+
+def cancelled_by(run: Run, history: Sequence[AuditEntry]) -> str:
+    """Who asked for its cancellation last, of what people did to it, newest first; empty if nobody known did."""
+    if run.cancel_requested_at is None:
+        return ""
+    return next((entry.actor for entry in history if entry.action == "cancel"), "")
 
 
 def _of_wait(connection: sa.Connection, run: Run, step: Step) -> Beside:

@@ -11,6 +11,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from datetime import timedelta
@@ -28,6 +30,8 @@ from flask_workflows import revisions
 from flask_workflows import service
 from flask_workflows import terminal
 from flask_workflows.audit import By
+from flask_workflows.beside import cancelled_by
+from flask_workflows.beside import look_beside
 from flask_workflows.durations import from_ms
 from flask_workflows.durations import read_duration
 from flask_workflows.errors import InvalidDuration
@@ -58,6 +62,8 @@ from flask_workflows.runs import RunStatus
 from flask_workflows.runtime import current_runtime
 from flask_workflows.runtime import Runtime
 from flask_workflows.store.reading import count_ahead
+from flask_workflows.store.reading import count_same_cause
+from flask_workflows.store.reading import list_audit
 from flask_workflows.store.reading import live_workers
 from flask_workflows.store.reading import read_open_steps
 from flask_workflows.store.reading import reading
@@ -301,7 +307,14 @@ def show(run_id: str, as_json: bool) -> None:
         _print_json(details_record(details))
         return
 
-    for line in terminal.run_lines(details, _surroundings(runtime, details.run)):
+    run = details.run
+    around = _surroundings(runtime, run)
+    open_steps = [step for step in details.steps if not step.finished]
+    with reading(runtime.engine) as connection:
+        history = list_audit(connection, run_id=run.id).entries
+        beside = look_beside(connection, run, open_steps, around, cancelled_by=cancelled_by(run, history))
+        same_cause = count_same_cause(connection, run, None)
+    for line in terminal.run_lines(details, around, beside, same_cause):
         click.echo(line)
 
 
@@ -494,15 +507,27 @@ def _importing_runtime() -> Runtime:
 
 
 def _surroundings(runtime: Runtime, run: Run | None = None) -> Surroundings:
-    """What is known beside the runs. What the code can execute is not: not every module was imported."""
+    """What is known beside the runs."""
     now = from_ms(runtime.store.now())
+    known = _known(runtime)
     with reading(runtime.engine) as connection:
         return Surroundings(
             now=now,
             workers=live_workers(connection, now),
+            known=known,
+            tries=runtime.registry.tries(runtime.config.step_attempts),
             keep_days=runtime.config.prune_after_days,
             ahead=count_ahead(connection, run) if run is not None and run.status is RunStatus.PENDING else None,
         )
+
+
+def _known(runtime: Runtime) -> Mapping[str, Sequence[tuple[int, int]]] | None:
+    """What the code here can execute; null where a module of it cannot be imported, which is no reason to show nothing."""
+    try:
+        runtime.import_modules()
+    except Exception:
+        return None
+    return runtime.registry.known()
 
 
 def _print_json(value: object) -> None:

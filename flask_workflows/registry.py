@@ -97,6 +97,13 @@ class Registry:
         """What a worker with this registry can execute."""
         return [workflow.ranges for workflow in self._every()]
 
+    def known(self) -> dict[str, list[tuple[int, int]]]:
+        """The ranges of versions that can be executed, by workflow."""
+        known: dict[str, list[tuple[int, int]]] = {}
+        for name, low, high in self.ranges():
+            known.setdefault(name, []).append((low, high))
+        return known
+
     def tries(self, default: int) -> dict[str, int]:
         """How often each step is tried; `default` times where it does not say."""
         return {step.name: step.retry.attempts or default for step in self._steps.values()}

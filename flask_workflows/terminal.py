@@ -10,6 +10,7 @@ from typing import Any
 from flask_workflows import payloads
 from flask_workflows import phrases
 from flask_workflows.definition import Workflow
+from flask_workflows.explain import Beside
 from flask_workflows.explain import now_doing
 from flask_workflows.explain import plain
 from flask_workflows.explain import said
@@ -17,6 +18,7 @@ from flask_workflows.explain import state
 from flask_workflows.explain import Surroundings
 from flask_workflows.explain import why
 from flask_workflows.redaction import redact_text
+from flask_workflows.runs import Count
 from flask_workflows.runs import Head
 from flask_workflows.runs import NotLoaded
 from flask_workflows.runs import Run
@@ -39,7 +41,8 @@ def run_line(run: Run, open_steps: Sequence[Step] = (), around: Surroundings | N
     """The run on one line; with its surroundings also what it does or waits for."""
     since = run.started_at or run.created_at
     doing = _outlook(run, None if around is None else around.now)
-    if not doing and around is not None and not run.finished:
+    told = state(run, open_steps) in ("retrying", "waiting")
+    if around is not None and not run.finished and (told or not doing):
         doing = plain(now_doing(run, open_steps, around), now=around.now)
     return _line(
         run.id,
@@ -50,16 +53,19 @@ def run_line(run: Run, open_steps: Sequence[Step] = (), around: Surroundings | N
     )
 
 
-def run_lines(details: RunDetails, around: Surroundings) -> Iterator[str]:
-    """Everything known about a run, secrets hidden."""
+def run_lines(details: RunDetails, around: Surroundings, beside: Beside, same_cause: Count) -> Iterator[str]:
+    """Everything known about a run, secrets hidden; `same_cause` is how many others failed the same way."""
     run = details.run
     open_steps = [step for step in details.steps if not step.finished]
     failed = next((step for step in details.steps if run.error and step.key == run.error.step), None)
-    reason = why(run, open_steps, around, failed=failed)
+    reason = why(run, open_steps, around, failed=failed, beside=beside)
     yield run_line(run, open_steps)
     for text in (reason.headline, reason.more):
         if text:
             yield _printable(f"  {plain(text, now=around.now)}")
+    if same_cause.value:
+        others = phrases.count(same_cause.value, capped=same_cause.capped)
+        yield f"  {others} other {'run' if same_cause.value == 1 else 'runs'} failed the same way."
     yield _line(
         f"  queue {run.queue}",
         f"workspace {run.workspace}" if run.workspace else "",

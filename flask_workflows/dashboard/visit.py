@@ -233,13 +233,10 @@ class Visit:
     ) -> Surroundings:
         """What is known beside the runs, or beside one."""
         runtime = self.runtime
-        known: dict[str, list[tuple[int, int]]] = {}
-        for name, low, high in runtime.registry.ranges():
-            known.setdefault(name, []).append((low, high))
         return Surroundings(
             now=now,
             workers=workers,
-            known=known,
+            known=runtime.registry.known(),
             keep_days=runtime.config.prune_after_days,
             ahead=ahead,
             tries=runtime.registry.tries(runtime.config.step_attempts),

@@ -52,7 +52,10 @@ from .runs import took as run_took
 SMALL = 2_000
 #: Beside many steps less of the values is shown, so that the page stays small.
 MANY_STEPS = 60
-BESIDE_MANY = 4_000
+BESIDE_MANY = 3_000
+#: Of a traceback so many lines are shown, the last ones.
+LINES = 200
+LINES_BESIDE_MANY = 40
 _TRACEBACK_LIMIT = 65_536
 
 
@@ -168,6 +171,8 @@ class RunPage:
     facts: tuple[Fact, ...]
     steps: tuple[StepRow, ...]
     step_count: int
+    #: Whether there are many rows, which are then kept short.
+    many: bool
     #: What is left out after the last step shown.
     gap: int
     steps_summary: str
@@ -192,7 +197,8 @@ def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, s
     because = why(run, open_steps, around, failed=failed, beside=looked.beside)
     best = next((action for action in offers.actions if action.name == because.action), None)
     rows = tuple(_step_rows(looked, failed))
-    limit = BESIDE_MANY if len(rows) > MANY_STEPS else LIMIT
+    many = len(rows) > MANY_STEPS
+    limit = BESIDE_MANY if many else LIMIT
     return RunPage(
         id=run.id,
         workflow=run.workflow,
@@ -208,13 +214,14 @@ def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, s
         facts=tuple(_facts(looked)),
         steps=rows,
         step_count=looked.step_count,
+        many=many,
         gap=looked.step_count - rows[-1].number if rows else 0,
         steps_summary=_summary(steps, looked.step_count),
         progress=_progress(looked.published, around),
         payloads=around.payloads,
         input=None if looked.input is None else show_value(looked.input, limit),
         output=None if looked.output is None else show_value(looked.output, limit),
-        error=None if run.error is None else _error(looked.cause or run.error, failed, around, limit),
+        error=None if run.error is None else _error(looked.cause or run.error, failed, around, many),
         received=tuple(map(_received, looked.received)),
         published=tuple(_published(looked.published, around)),
         history=None if looked.history is None else tuple(map(_done, looked.history.entries)),
@@ -293,7 +300,7 @@ def _same(one: RunError | None, other: RunError) -> bool:
 
 def _step_rows(looked: Looked, failed: Step | None) -> Iterable[StepRow]:
     last = 0
-    limit = 200 if len(looked.steps) <= MANY_STEPS else 60
+    limit = 200 if len(looked.steps) <= MANY_STEPS else 40
     for step in looked.steps:
         number = step.number or step.position
         yield StepRow(
@@ -333,19 +340,22 @@ def _summary(steps: Sequence[Step], step_count: int) -> str:
     return ", ".join(f"{phrases.number(value)} {status}" for status, value in counted.items())
 
 
-def _error(error: RunError, failed: Step | None, around: Surroundings, limit: int) -> ErrorShown:
+def _error(error: RunError, failed: Step | None, around: Surroundings, many: bool) -> ErrorShown:
     step = error.step if failed is None else failed.key
-    return show_error(error, step, around, limit)
+    if many:
+        return show_error(error, step, around, BESIDE_MANY, LINES_BESIDE_MANY)
+    return show_error(error, step, around)
 
 
-def show_error(error: RunError, step: str | None, around: Surroundings, limit: int = LIMIT) -> ErrorShown:
-    """An error as far as the visitor may see it, its traceback up to a size."""
+def show_error(
+    error: RunError, step: str | None, around: Surroundings, limit: int = LIMIT, lines: int = LINES
+) -> ErrorShown:
+    """An error as far as the visitor may see it; of its traceback the end, up to a size and a number of lines."""
     if not around.payloads:
         return ErrorShown(error.type, "", step, ())
     shown = redact_error(error)
-    entries = (
-        () if error.traceback is None else read_traceback(redact_text(error.traceback[-_TRACEBACK_LIMIT:])[-limit:])
-    )
+    traceback = redact_text((error.traceback or "")[-_TRACEBACK_LIMIT:])[-limit:]
+    entries = read_traceback("\n".join(traceback.splitlines()[-lines:]))
     return ErrorShown(shown.type, phrases.shortened(shown.message, limit // 4), step, entries)
 
 
@@ -370,7 +380,7 @@ def _facts(looked: Looked) -> Iterable[Fact]:
         lost = f", {phrases.several(run.losses, 'worker')} lost" if run.losses else ""
         yield Fact("Attempts used", (f"{run.attempts} of {run.max_attempts}{lost}",))
     if not run.finished:
-        yield Fact("Lease", _lease(run, around))
+        yield Fact("Lease", _lease(looked))
     if run.workspace:
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:
@@ -393,8 +403,14 @@ def _runners(run: Run, around: Surroundings) -> Text:
     return (f" · {phrases.several(able, 'live worker')}" if able else " · no live worker",)
 
 
-def _lease(run: Run, around: Surroundings) -> Text:
+def _lease(looked: Looked) -> Text:
+    run = looked.run
     if run.worker is None:
         return (f"none while {run.status}",)
-    worker = around.names.get(run.worker)
-    return ("held by ", Name(worker_name(worker))) if worker is not None else ("of a process that is no live worker",)
+    live = looked.around.names.get(run.worker)
+    if live is not None:
+        return ("held by ", Name(worker_name(live)))
+    holder = looked.beside.holder
+    return (
+        ("of a process that is no live worker",) if holder is None else ("of ", Name(worker_name(holder)), ", not live")
+    )

@@ -9,20 +9,23 @@ from ... import phrases
 from ...explain import Instant
 from ...explain import Surroundings
 from ...explain import Text
-from ...payloads import LIMIT
 from ...payloads import show_value
 from ...payloads import Shown
 from ...runs import Attempt
 from ...runs import Run
-from ...runs import RunError
 from ...runs import Step
 from ...runs import StepDetails
 from .run import ErrorShown
 from .run import Fact
 from .run import show_error
 
-#: Attempts before the last of which the errors are shown.
-MOST = 20
+#: Attempts before the last that are shown.
+MOST = 10
+#: Of a value so much is shown, as there may be two beside the errors.
+VALUE = 14_000
+#: Of the last attempt's error, and of those before it, in bytes and lines.
+LAST = (8_000, 60)
+EARLIER = (1_000, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,8 @@ def step_page(run: Run, details: StepDetails, around: Surroundings, *, started: 
         attempts=tuple(_attempts(step, around)),
         left_out=max(len(step.earlier) - MOST, 0),
         payloads=around.payloads,
-        input=None if details.input is None else show_value(details.input),
-        output=None if details.output is None else show_value(details.output),
+        input=None if details.input is None else show_value(details.input, VALUE),
+        output=None if details.output is None else show_value(details.output, VALUE),
         started=started,
     )
 
@@ -94,19 +97,19 @@ def _attempts(step: Step, around: Surroundings) -> Iterator[AttemptShown]:
     """Attempts of a step, the last one first; calls of the engine's own have none to tell."""
     if step.kind != "step":
         return
-    limit = LIMIT
+    limit = LAST
     earlier = list(step.earlier)
     # While it waits for its next try, the attempt that failed last is among the earlier ones.
     if step.status != "retrying" or not earlier:
         last = Attempt(step.started_at, step.finished_at, step.error)
         yield _attempt(max(step.attempts, 1), last, step.status, around, limit)
-        limit = 4_000
+        limit = EARLIER
     for number in range(len(earlier), max(len(earlier) - MOST, 0), -1):
         yield _attempt(number, earlier[number - 1], "failed", around, limit)
-        limit = 1_000
+        limit = EARLIER
 
 
-def _attempt(number: int, attempt: Attempt, state: str, around: Surroundings, limit: int) -> AttemptShown:
+def _attempt(number: int, attempt: Attempt, state: str, around: Surroundings, limit: tuple[int, int]) -> AttemptShown:
     took: Text = ()
     if attempt.started_at is not None and attempt.finished_at is not None:
         took = (phrases.duration(attempt.finished_at - attempt.started_at),)
@@ -115,9 +118,5 @@ def _attempt(number: int, attempt: Attempt, state: str, around: Surroundings, li
         state=state,
         began=() if attempt.started_at is None else (Instant(attempt.started_at),),
         took=took,
-        error=None if attempt.error is None else _error(attempt.error, around, limit),
+        error=None if attempt.error is None else show_error(attempt.error, None, around, *limit),
     )
-
-
-def _error(error: RunError, around: Surroundings, limit: int) -> ErrorShown:
-    return show_error(error, None, around, limit)

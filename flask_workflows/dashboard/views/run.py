@@ -13,9 +13,9 @@ from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import MultiDict
 
 from ... import service
+from ...beside import cancelled_by
 from ...beside import look_beside
 from ...payloads import DECODE_LIMIT
-from ...runs import AuditPage
 from ...runs import Run
 from ...runs import RunStatus
 from ...store import reading as read
@@ -42,7 +42,7 @@ HISTORY = 50
 LINKS: Mapping[str, tuple[str, str, Permission]] = {
     "workers": ("Workers", "workers", Permission.VIEW),
     "start": ("Start one like this…", "ask_start", Permission.START),
-    "deliver": ("Deliver event…", "deliver_form", Permission.DELIVER),
+    "deliver": ("Deliver event…", "ask_deliver", Permission.DELIVER),
 }
 STEP_STATES = ("completed", "failed", "running", "retrying", "sleeping", "waiting")
 #: Beyond what is shown, so that secrets are seen whole before they are hidden.
@@ -115,7 +115,13 @@ def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
             steps=steps,
             step_count=step_count,
             around=around,
-            beside=look_beside(connection, run, open_steps, around, cancelled_by=_cancelled_by(run, history)),
+            beside=look_beside(
+                connection,
+                run,
+                open_steps,
+                around,
+                cancelled_by=cancelled_by(run, () if history is None else history.entries),
+            ),
             input=heads[0],
             output=heads[1],
             cause=None if failed is None else read.read_step_error(connection, run.id, failed.key),
@@ -125,13 +131,6 @@ def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
             history=history,
             started=read.read_started(connection, run.id, [step.key for step in steps if step.kind == "start"]),
         )
-
-
-def _cancelled_by(run: Run, history: AuditPage | None) -> str:
-    """Who asked for its cancellation last; empty where that is not to be told, or nobody did."""
-    if history is None or run.cancel_requested_at is None:
-        return ""
-    return next((entry.actor for entry in history.entries if entry.action == "cancel"), "")
 
 
 def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | None]:
@@ -145,7 +144,7 @@ def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | No
         names = [event.name for event in looked.beside.waited]
         values: dict[str, dict[str, Any]] = {
             "start": {"like": looked.run.id},
-            "deliver": {"name": names[0] if names else None},
+            "deliver": {"name": names[0] if names else None, "workspace": looked.run.workspace or None},
         }
         there = f"{visit.request.blueprint}.{endpoint}" in current_app.view_functions
         return (label, url_for(f".{endpoint}", **values.get(name, {}))) if there and visit.may(permission) else None

@@ -31,6 +31,8 @@ def step(visit: Visit, run_id: str, number: int) -> ResponseReturnValue:
     if not isinstance(found, Run):
         return found
     payloads = visit.may(Permission.VIEW_PAYLOAD, found)
+    # No run has more, and no database takes a larger number.
+    number = min(number, 1_000_000_000)
     with visit.reading() as connection:
         now = visit.now(connection)
         details = read.read_step(connection, run_id, number, payload_limit=DECODE_LIMIT if payloads else 0)
@@ -50,6 +52,7 @@ def download(visit: Visit, run_id: str, part: str, number: int | None = None) ->
     found = find_or_longer(visit, run_id, place, Permission.VIEW_PAYLOAD)
     if not isinstance(found, Run):
         return found
+    number = None if number is None else min(number, 1_000_000_000)
     with visit.reading() as connection:
         value = read.read_value(connection, run_id, part, step=number, limit=DOWNLOAD_LIMIT)
     if value is None:

@@ -63,7 +63,7 @@ def read_steps(
     *,
     edges: int = 50,
     whole: int = 200,
-    remarkable: int = 25,
+    remarkable: int = 15,
     start: int | None = None,
     name: str | None = None,
     status: str | None = None,

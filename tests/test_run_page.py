@@ -441,6 +441,7 @@ def test_action_that_helps_most_stands_beside_the_explanation(client: FlaskClien
     failed_id, asleep, lost, done = failed(rows), sleeping(rows), lost_worker(rows), rows.run(workflow="onboarding")
     assert beside(failed_id) == [f"/workflows/run/{failed_id}/retry"]
     assert beside(asleep) == [f"/workflows/run/{asleep}/wake"]
+    assert beside(waiting(rows)) == ["/workflows/events/new?name=refund.approved"]
     assert beside(lost) == [f"/workflows/run/{lost}/release"]
     assert beside(done) == [f"/workflows/runs/new?like={done}"]
     assert beside(rows.run(workflow="gone")) == []
@@ -834,7 +835,9 @@ def test_page_follows_a_real_run(database_url: str, make_app: apps.MakeApp) -> N
         child.start()
         paid = ctx.wait_for("paid", match={"order_id": order_id})
         assert paid is not None
-        return str(ctx.receive("approve").payload)
+        approved = ctx.receive("approve")
+        assert approved is not None
+        return str(approved.payload)
 
     app = make_app(database_url, workflows=workflows)
     client = app.test_client()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flask import current_app
 from flask import url_for
 from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import MultiDict
@@ -146,8 +145,7 @@ def _links(visit: Visit, looked: Looked) -> Callable[[str], tuple[str, str] | No
             "start": {"like": looked.run.id},
             "deliver": {"name": names[0] if names else None, "workspace": looked.run.workspace or None},
         }
-        there = f"{visit.request.blueprint}.{endpoint}" in current_app.view_functions
-        return (label, url_for(f".{endpoint}", **values.get(name, {}))) if there and visit.may(permission) else None
+        return (label, url_for(f".{endpoint}", **values.get(name, {}))) if visit.may(permission) else None
 
     return link
 

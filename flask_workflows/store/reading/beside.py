@@ -112,22 +112,19 @@ def read_received(connection: sa.Connection, run_id: str, *, payload_limit: int 
     Payloads are read up to a limit; with 0 not at all.
     """
     taken = (
-        sa.select(*_EVENT, *_payload(payload_limit), steps.c.key, steps.c.finished_at)
-        .join(steps, steps.c.event_seq == events.c.seq)
+        sa.select(steps.c.event_seq, steps.c.key, steps.c.finished_at)
         .where(steps.c.run_id == run_id, steps.c.event_seq.is_not(None))
         .order_by(steps.c.event_seq.desc())
         .limit(MOST)
     )
-    found = {row["seq"]: row for row in connection.execute(taken).mappings()}
-    sent = (
-        sa.select(*_EVENT, *_payload(payload_limit), sa.null().label("key"), sa.null().label("finished_at"))
-        .where(events.c.run_id == run_id)
-        .order_by(events.c.seq.desc())
-        .limit(MOST)
-    )
-    for row in connection.execute(sent).mappings():
-        found.setdefault(row["seq"], row)
-    return tuple(_received(found[seq]) for seq in sorted(found, reverse=True)[:MOST])
+    takers = {seq: (key, finished_at) for seq, key, finished_at in connection.execute(taken)}
+    sent = sa.select(events.c.seq).where(events.c.run_id == run_id).order_by(events.c.seq.desc()).limit(MOST)
+    newest = sorted({*takers, *connection.scalars(sent)}, reverse=True)[:MOST]
+    if not newest:
+        return ()
+    query = sa.select(*_EVENT, *_payload(payload_limit)).where(events.c.seq.in_(newest)).order_by(events.c.seq.desc())
+    nobody = (None, None)
+    return tuple(_received(row, *takers.get(row["seq"], nobody)) for row in connection.execute(query).mappings())
 
 
 _EVENT = (events.c.seq, events.c.name, events.c.run_id, events.c.emitted_at)
@@ -142,14 +139,14 @@ def _payload(limit: int) -> tuple[sa.ColumnElement[Any], ...]:
     )
 
 
-def _received(row: sa.RowMapping) -> Received:
+def _received(row: sa.RowMapping, step: str | None, received_at: int | None) -> Received:
     return Received(
         id=row["seq"],
         name=row["name"],
         is_message=row["run_id"] is not None,
         emitted_at=instant(row["emitted_at"]),
-        step=row["key"],
-        received_at=optional_instant(row["finished_at"]),
+        step=step,
+        received_at=optional_instant(received_at),
         payload=Head(row["payload"], row["length"]) if "payload" in row else None,
     )
 

@@ -19,6 +19,7 @@ from typing import Protocol
 from typing import TypeVar
 
 from flask import appcontext_pushed
+from flask import Blueprint
 from flask import Flask
 
 from . import models
@@ -133,6 +134,30 @@ class Workflows:
         from .dashboard.blueprint import create_blueprint
 
         app.register_blueprint(create_blueprint(config))
+
+    def blueprint(
+        self,
+        name: str = "flask_workflows",
+        *,
+        url_prefix: str = "/workflows",
+        host: str | None = None,
+        subdomain: str | None = None,
+        dashboard: bool = True,
+        api: bool = True,
+    ) -> Blueprint:
+        """The pages and the JSON routes, for an app that registers them itself.
+
+        With `WORKFLOWS_DASHBOARD` and `WORKFLOWS_API` false `init_app` registers nothing; then they may stand in a
+        blueprint of the app's, on a subdomain, on a host of their own (where the app has `host_matching`), or in
+        several places, each under a `name` of its own.
+
+            app.register_blueprint(workflows.blueprint(url_prefix="/ops/workflows"))
+        """
+        from .dashboard.blueprint import create_blueprint
+
+        config = WorkflowsConfig(url_prefix=url_prefix, dashboard=dashboard, api=api)
+        config.validate()
+        return create_blueprint(config, name=name, host=host, subdomain=subdomain)
 
     def _mirror_later(self, app: Flask) -> None:
         # First, since looking at the engine pushes a context.

@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from flask import Blueprint
 from flask import Flask
 from flask import redirect
 from flask.testing import FlaskClient
-from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.middleware.proxy_fix import ProxyFix
-from werkzeug.test import Client
-from werkzeug.test import TestResponse
 from werkzeug.wrappers import Response
 
 from flask_workflows import models
@@ -25,8 +21,6 @@ from flask_workflows import Retry
 from flask_workflows import Run
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
-from flask_workflows.config import WorkflowsConfig
-from flask_workflows.dashboard.blueprint import create_blueprint
 from flask_workflows.errors import ReadTimeout
 from flask_workflows.store import reading as read
 from tests import apps
@@ -726,110 +720,6 @@ def test_invented_zone_is_utc(client: FlaskClient, rows: Rows, value: str) -> No
 # The app around it -------------------------------------------------------------------------
 
 
-def crawl(get: Callable[[str], TestResponse], start: str) -> dict[str, TestResponse]:
-    """Every page that can be reached, by its address."""
-    found: dict[str, TestResponse] = {}
-    waiting = [start]
-    while waiting:
-        address = waiting.pop()
-        if address in found:
-            continue
-        response = found[address] = get(address)
-        if response.status_code == 303:
-            waiting.append(response.location or "")
-        elif response.mimetype == "text/html":
-            # What is posted to is no page.
-            posted = {tag[1].get("action") for tag in Tags(response.text).found if tag[1].get("method") == "post"}
-            waiting += [
-                link.partition("#")[0] for link in links(response) if "live=" not in link and link not in posted
-            ]
-    return found
-
-
-def dashboard(make: Callable[..., Flask], **config: object) -> Flask:
-    app = make(Workflows(authorize=lambda action, run=None: True), **config)
-    rows = rows_of(app)
-    rows.run("failed", error=error_json())
-    rows.run()
-
-    @app.get("/")
-    def home() -> str:
-        return "home"
-
-    return app
-
-
-@pytest.mark.parametrize("prefix", ["/workflows", "/a/b", "/Ünï code"])
-@pytest.mark.parametrize("mount", ["", "/mounted", "/proxied"])
-def test_no_link_leaves_the_prefix(one_app: Callable[..., Flask], prefix: str, mount: str) -> None:
-    """B141"""
-    app = dashboard(one_app, WORKFLOWS_URL_PREFIX=prefix)
-    headers = {}
-    wsgi: Any = app
-    if mount == "/mounted":
-        wsgi = DispatcherMiddleware(Response("elsewhere", 418), {mount: app})
-    elif mount == "/proxied":
-        wsgi = app.wsgi_app = ProxyFix(app.wsgi_app, x_prefix=1)  # type: ignore[method-assign]
-        headers = {"X-Forwarded-Prefix": mount}
-
-    def get(address: str) -> TestResponse:
-        path = address.removeprefix(mount) if mount == "/proxied" else address
-        return client.get(path or "/", headers=headers)
-
-    client = Client(wsgi)
-    found = crawl(get, f"{mount}{prefix}/")
-
-    assert len(found) > 15
-    for address, response in found.items():
-        assert response.status_code in (200, 303), address
-        assert address.startswith(mount)
-    outside = [address for address in found if not address.startswith(_quoted(f"{mount}{prefix}/"))]
-    assert {address for address in outside if address != f"{mount}{prefix}/"} == {f"{mount}/"}
-
-
-def _quoted(path: str) -> str:
-    from urllib.parse import quote
-
-    return quote(path)
-
-
-def test_dashboard_can_be_the_whole_site(one_app: Callable[..., Flask]) -> None:
-    """B141"""
-    app = one_app(Workflows(authorize=lambda action, run=None: True), WORKFLOWS_URL_PREFIX="/")
-    rows_of(app).run()
-
-    found = crawl(app.test_client().get, "/")
-
-    assert {response.status_code for response in found.values()} == {200}
-    assert "Back to" not in text_of(app.test_client().get("/runs"))
-    assert any(address.startswith("/static/") and address.endswith(".css") for address in found)
-
-
-def test_dashboard_works_inside_another_blueprint(one_app: Callable[..., Flask]) -> None:
-    """B141"""
-    app = one_app(Workflows(authorize=lambda action, run=None: True), WORKFLOWS_DASHBOARD=False, WORKFLOWS_API=False)
-    rows_of(app).run()
-    parent = Blueprint("v2", __name__, url_prefix="/v2")
-    parent.register_blueprint(create_blueprint(WorkflowsConfig(url_prefix="/ops")))
-    app.register_blueprint(parent)
-    app.add_url_rule("/", view_func=lambda: "home")
-
-    found = crawl(app.test_client().get, "/v2/ops/")
-
-    assert len(found) > 10
-    assert {address for address in found if not address.startswith("/v2/ops/")} == {"/"}
-    assert {response.status_code for response in found.values()} == {200}
-
-
-def test_two_dashboards_do_not_mix(one_app: Callable[..., Flask]) -> None:
-    app = dashboard(one_app)
-    app.register_blueprint(create_blueprint(WorkflowsConfig(url_prefix="/second"), name="second"))
-
-    found = crawl(app.test_client().get, "/second/")
-
-    assert {address for address in found if not address.startswith("/second/")} == {"/"}
-
-
 def test_apps_jinja_does_not_reach_the_pages(one_app: Callable[..., Flask]) -> None:
     app = one_app(Workflows(authorize=lambda action, run=None: True))
     app.jinja_options = {"variable_start_string": "[[", "variable_end_string": "]]"}
@@ -853,7 +743,7 @@ def test_template_of_the_apps_goes_first(tmp_path: Path, one_app: Callable[..., 
     workflows = Workflows(authorize=lambda action, run=None: True)
     app = one_app(workflows, WORKFLOWS_DASHBOARD=False, WORKFLOWS_API=False)
     app.template_folder = str(tmp_path / "templates")
-    app.register_blueprint(create_blueprint(WorkflowsConfig()))
+    app.register_blueprint(workflows.blueprint())
 
     assert '<a href="/ops">Ops</a>' in app.test_client().get("/workflows/runs").text
 

@@ -35,24 +35,27 @@ _HEADERS = {
 }
 
 
-def create_blueprint(config: WorkflowsConfig, *, name: str = "flask_workflows") -> Blueprint:
+def create_blueprint(
+    config: WorkflowsConfig, *, name: str = "flask_workflows", host: str | None = None, subdomain: str | None = None
+) -> Blueprint:
     """The pages and the JSON routes, to be registered on the app once."""
-    blueprint = Blueprint(name, __name__, url_prefix=None if config.url_prefix == "/" else config.url_prefix)
+    prefix = None if config.url_prefix == "/" else config.url_prefix
+    blueprint = Blueprint(name, __name__, url_prefix=prefix, subdomain=subdomain)
     site = Site(views.LINKS)
     blueprint.record(lambda state: site.presentation.put_before(state.app.jinja_loader))
     blueprint.record(lambda state: _exempt_later(state.app))
-    _add_routes(blueprint, site, views.FOR_MACHINES)
+    _add_routes(blueprint, site, views.FOR_MACHINES, host)
     if config.dashboard:
-        _add_routes(blueprint, site, views.ROUTES)
+        _add_routes(blueprint, site, views.ROUTES, host)
     if config.api:
         nested = api.create_blueprint(__name__)
-        _add_routes(nested, site, api.ROUTES)
+        _add_routes(nested, site, api.ROUTES, host)
         blueprint.register_blueprint(nested)
     blueprint.after_request(_with_headers)
     return blueprint
 
 
-def _add_routes(blueprint: Blueprint, site: Site, routes: Iterable[Route]) -> None:
+def _add_routes(blueprint: Blueprint, site: Site, routes: Iterable[Route], host: str | None) -> None:
     for route in routes:
         blueprint.add_url_rule(
             route.rule,
@@ -62,6 +65,7 @@ def _add_routes(blueprint: Blueprint, site: Site, routes: Iterable[Route]) -> No
             strict_slashes=False,
             # The JSON routes answer OPTIONS themselves; where null, Flask does.
             provide_automatic_options=False if route.api else None,
+            host=host,
         )
 
 

@@ -137,9 +137,10 @@ def _app_name() -> str:
 
 
 def _app_url() -> str | None:
-    """Where the app begins; null where that is the dashboard itself."""
+    """Where the app begins; null where that is the dashboard itself, or nothing is."""
     root = f"{current_request.script_root}/"
-    return None if url_for(".index") == root else root
+    adapter = current_app.create_url_adapter(current_request)
+    return root if url_for(".index") != root and adapter is not None and adapter.test("/", "GET") else None
 
 
 class Assets:

@@ -18,10 +18,10 @@ from tests.browser import chromium
 from tests.browser.site import served
 from tests.browser.site import Site
 from tests.browser.site import Visitors
-from tests.browser.world import make_workflows
 from tests.browser.world import make_world
-from tests.browser.world import StandingClock
 from tests.browser.world import World
+from tests.everything import make_workflows
+from tests.everything import StandingClock
 from tests.rows import Rows
 from tests.rows import rows_of
 

@@ -382,7 +382,7 @@ def test_page_nobody_looks_at_slows_down_and_stops(rows: Rows, watch: Callable[[
 def test_times_go_on_without_asking(rows: Rows, watch: Callable[[str], Watched]) -> None:
     run_id = rows.run("running", ago=30, worker=rows.worker(), due_at=NOW_MS + 20_000)
     watched = watch(f"/workflows/run/{run_id}?live=0")
-    age = watched.page.locator("time[data-tick=ago]").first
+    age = watched.page.locator(".fw-facts time[data-tick=ago]").first
     before = age.inner_text()
 
     watched.wait(5 * MINUTE)

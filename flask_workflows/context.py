@@ -398,7 +398,7 @@ class WorkflowContext:
             if stored.status == "completed":
                 return step.codec.result.load(stored.output or "null", where=step.where)
             if stored.status == "failed":
-                raise self._recorded(self._error_of(step, call.key, stored))
+                raise self._error_of(step, call.key, stored)
             if stored.status == "retrying":
                 self._wait_for_due(stored)
         self.may_start()
@@ -503,7 +503,7 @@ class WorkflowContext:
         described = failures.business(error, step=running.key) if business else None
         if described is not None:
             self._end_failed(running, described, started)
-            raise self._recorded(failures.rebuild(described, step.raises) or error) from error
+            raise self._recorded(failures.rebuild(described, step.raises) or error, described) from error
 
         refused = isinstance(error, ValueRefused | TransactionalRefused | MisplacedCall)
         described = failures.describe(error, "value" if refused else "step", step=running.key)
@@ -513,7 +513,7 @@ class WorkflowContext:
             self._end_failed(running, described, started)
             self._runtime.step_failed(self._run, running.key, described)
             failed = failures.step_failed(running.key, running.attempts, described)
-            raise self._recorded(failed) from error
+            raise self._recorded(failed, described) from error
 
         elapsed = int(self._ticks() - started)
         finished_at = self._execution.now_ms()
@@ -536,11 +536,11 @@ class WorkflowContext:
         if described.get("kind") == "business":
             rebuilt = failures.rebuild(described, step.raises)
             if rebuilt is not None:
-                return rebuilt
-        return failures.step_failed(key, stored.attempts, described)
+                return self._recorded(rebuilt, described)
+        return self._recorded(failures.step_failed(key, stored.attempts, described), described)
 
-    def _recorded(self, error: BaseException) -> BaseException:
-        self._execution.recorded_errors.append(error)
+    def _recorded(self, error: BaseException, described: dict[str, Any]) -> BaseException:
+        self._execution.recorded_errors.append((error, described))
         return error
 
     # Where a call is made ---------------------------------------------------------------------

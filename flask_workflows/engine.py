@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from . import failures
 from . import signals
+from .cause import cause_of
 from .context import _current
 from .context import WorkflowContext
 from .errors import NonDeterminismError
@@ -166,11 +167,12 @@ class Engine:
     def _raised(self, execution: Execution, error: BaseException) -> Outcome:
         """An error of the body's own: another attempt if one is left, unless it stems from a recorded failure."""
         run, used = execution.run, execution.attempts + 1
-        final = any(error is recorded for recorded in execution.recorded_errors)
+        origin = next((origin for recorded, origin in execution.recorded_errors if recorded is error), None)
+        final = origin is not None
         kind = "nondeterminism" if isinstance(error, NonDeterminismError) else "step" if final else "body"
         described = failures.describe(error, kind, step=getattr(error, "step", None) if final else None)
         if final or used >= run.max_attempts:
-            return _failed(run, described, attempts=used)
+            return _failed(run, described, attempts=used, origin=origin)
         delay = used * self._runtime.config.retry_backoff_secs * 1000
         losses = 0 if execution.progressed else run.losses
         change = Change("sleeping", error=failures.dumps(described), attempts=used, losses=losses, due_in=delay)
@@ -231,9 +233,18 @@ def _in_short(described: dict[str, Any]) -> str:
     return f"{described.get('type')}{f' at step {step!r}' if step else ''}: {redact_text(message)}"
 
 
-def _failed(run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None) -> Outcome:
-    used = run.attempts + 1 if attempts is None else attempts
-    change = Change("failed", error=failures.dumps(described), attempts=used, losses=run.losses, finished=True)
+def _failed(
+    run: ClaimedRun, described: dict[str, Any], *, attempts: int | None = None, origin: dict[str, Any] | None = None
+) -> Outcome:
+    """`origin` is the step's error that is behind this one: the same whether it was raised just now or by a replay."""
+    change = Change(
+        "failed",
+        error=failures.dumps(described),
+        cause=cause_of(run.workflow, origin or described),
+        attempts=run.attempts + 1 if attempts is None else attempts,
+        losses=run.losses,
+        finished=True,
+    )
     return Outcome(change, described=described)
 
 

@@ -72,8 +72,8 @@ class Execution:
         self.interrupt: Interrupt | None = None
         #: An error the engine raised into the body that settles the run even if it was caught.
         self.divergence: Exception | None = None
-        #: Errors that come from recorded failures: left uncaught they fail the run at once.
-        self.recorded_errors: list[BaseException] = []
+        #: Errors that come from recorded failures, with those: left uncaught they fail the run at once.
+        self.recorded_errors: list[tuple[BaseException, dict[str, Any]]] = []
         self.cancel_requested = run.cancel_requested_at is not None
         #: Whether the outcome is stored, so that nothing is left to renew.
         self.settled = False

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
+from .cause import cause_of
 from .durations import from_ms
 from .durations import instant_ms
 from .engine import Engine
@@ -565,7 +566,8 @@ class Worker:
             f"no live worker resumes {name!r} version {version}, the oldest that is resumed is {oldest}: register the "
             f"old code again, or declare min_version={version} on code that can take it over; then retry the run"
         )
-        change = Change("failed", error=dumps(describe(error, "version", frames=False)), finished=True)
+        described = describe(error, "version", frames=False)
+        change = Change("failed", error=dumps(described), cause=cause_of(name, described), finished=True)
         try:
             self._store.settle(run_id, epoch, change, idle=True)
             logger.warning("run %s failed: %s", run_id, error)

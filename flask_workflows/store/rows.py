@@ -116,6 +116,7 @@ class Change(NamedTuple):
     status: str
     output: str | None = None
     error: str | None = None
+    cause: str | None = None
     attempts: int = 0
     losses: int = 0
     due_at: int | None = None

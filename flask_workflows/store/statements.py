@@ -49,7 +49,7 @@ ON CONFLICT (run_id, "key") DO UPDATE SET status = excluded.status, output = exc
 """
 
 SETTLE_RUN = """
-UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :run_error,
+UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :run_error, cause = :run_cause,
     attempts = CAST(:run_attempts AS integer), losses = CAST(:run_losses AS integer), worker = NULL,
     due_at = coalesce(CAST(:run_due_at AS bigint), {now} + CAST(:run_due_in AS bigint)), updated_at = {now},
     finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {now} END,
@@ -307,6 +307,7 @@ def add_change(params: dict[str, Any], change: Change) -> None:
     params["run_status"] = change.status
     params["run_output"] = change.output
     params["run_error"] = change.error
+    params["run_cause"] = change.cause
     params["run_attempts"] = change.attempts
     params["run_losses"] = change.losses
     params["run_due_at"] = change.due_at

@@ -12,6 +12,7 @@ from .beside import read_awaited
 from .beside import read_published
 from .beside import read_received
 from .beside import read_started
+from .causes import count_cause
 from .connection import database_now
 from .connection import reading
 from .criteria import workspace_names
@@ -94,6 +95,7 @@ __all__ = [
     "InboxEvent",
     "StepPage",
     "count_ahead",
+    "count_cause",
     "count_created",
     "count_events_since",
     "count_live",

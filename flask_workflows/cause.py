@@ -20,7 +20,7 @@ _MESSAGE_LIMIT = 2_000
 #: Stands for what differs from one failure to the next.
 _GAP = "…"
 _QUOTED = re.compile(r"""(?<!\w)(["'`])(?:\\.|(?!\1)[^\\\n])*\1(?!\w)""")
-_ADDRESS = re.compile(r"[^\s@<>\"'(),;]+@[\w-]+(?:\.[\w-]+)+")
+_ADDRESS = re.compile(r"[^\s@<>\"'(),;]{1,64}@[\w-]+(?:\.[\w-]+)+")
 _UUID = re.compile(r"\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b", re.IGNORECASE)
 _HEX = re.compile(r"\b0x[0-9a-f]+\b|\b(?=[a-f]*[0-9])[0-9a-f]{8,}\b", re.IGNORECASE)
 _WORD = re.compile(r"\w{10,}")

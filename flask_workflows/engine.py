@@ -39,6 +39,7 @@ from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import Suspended
 from .redaction import redact_text
+from .runs import FINISHED
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
@@ -89,6 +90,9 @@ class Engine:
             self._runtime.sessions.remove()
             status = self._settle(execution, outcome)
             if status is not None:
+                if status in FINISHED:
+                    busy_ms = execution.store.ticks() - execution.began
+                    self._runtime.tally.ended(execution.run.workflow, status, busy_ms)
                 # The run is settled, whatever a log handler of the app does about it.
                 with suppress(Exception):
                     self._tell(execution, outcome, status, worker)

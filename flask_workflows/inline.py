@@ -30,6 +30,7 @@ def execute_due(runtime: Runtime) -> int:
             keeper = keeper or stack.enter_context(LeaseKeeper(runtime.store))
             _execute(runtime, engine, keeper, run, worker)
             executions += 1
+    runtime.tally.flush()
     return executions
 
 
@@ -38,6 +39,7 @@ def _next(runtime: Runtime, scope: Scope, worker: str) -> ClaimedRun | None:
     while True:
         claimed = runtime.store.claim(scope, worker, 1, alone=True)
         if claimed:
+            runtime.tally.claimed(claimed)
             return claimed[0]
         if not runtime.store.events_wait:
             return None

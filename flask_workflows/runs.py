@@ -635,3 +635,17 @@ class Call:
     @property
     def label(self) -> str:
         return step_label(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """How many runs of a workflow ended in one way; one that was retried counts each time it ended."""
+
+    #: When the quarter of an hour began; null for all time.
+    at: datetime | None
+    workflow: str
+    #: "completed", "failed", "cancelled", or "lost": taken over from a lost worker.
+    outcome: str
+    count: int
+    #: How long the executions took that ended so, together; what a run did before it slept or waited is in none.
+    busy: timedelta

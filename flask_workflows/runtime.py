@@ -31,6 +31,7 @@ from .registry import Registry
 from .retry import Retry
 from .schema import check_schema
 from .sessions import Sessions
+from .stats import Tally
 from .store import Actions
 from .store import ClaimedRun
 from .store import NewRun
@@ -139,6 +140,10 @@ class Runtime:
         return Actions(self.store, self.events)
 
     @cached_property
+    def tally(self) -> Tally:
+        return Tally(self.store)
+
+    @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.db, self.store, self.events, self.started, apart=self.apart, inline=lambda: self.inline)
 
@@ -152,7 +157,7 @@ class Runtime:
     def forget(self) -> None:
         """Be as a process that has just begun, on the same database."""
         self.store.close()
-        for made in ("store", "events", "actions", "sessions"):
+        for made in ("store", "events", "actions", "tally", "sessions"):
             self.__dict__.pop(made, None)
 
     def close(self) -> None:

@@ -56,6 +56,8 @@ from .values import loads
 from .values import value_codec
 
 PRUNE_BATCH = 500
+#: How long each quarter of an hour has statistics of its own.
+KEEP_STATS = timedelta(days=35)
 UNFINISHED = tuple(status for status in RunStatus if not status.finished)
 
 
@@ -406,7 +408,7 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
 
     In short transactions, so that nothing waits for it; broken off, it goes on where it is called next. `older_than`
     defaults to `WORKFLOWS_PRUNE_AFTER_DAYS`; where that is 0 no run is deleted. Entries of the audit go by
-    `WORKFLOWS_AUDIT_AFTER_DAYS`, whatever `older_than` is.
+    `WORKFLOWS_AUDIT_AFTER_DAYS`, whatever `older_than` is, and statistics older than 35 days are added up.
     """
     if older_than is None and runtime.config.prune_after_days:
         older_than = timedelta(days=runtime.config.prune_after_days)
@@ -418,6 +420,8 @@ def prune(runtime: Runtime, older_than: timedelta | None = None, *, dry_run: boo
     deleted = 0 if cutoff is None else _prune_runs(runtime, cutoff)
     if runtime.config.audit_after_days:
         _prune_audit(runtime, now - to_ms(timedelta(days=runtime.config.audit_after_days), what="the age"))
+    while runtime.store.roll_up(now - to_ms(KEEP_STATS, what="the age")):
+        pass
     return deleted
 
 

@@ -307,6 +307,7 @@ class Worker:
             if held:
                 logger.info("handing back %d runs that did not finish in time", len(held))
                 self._store.hand_back(held)
+            self._runtime.tally.flush()
             self._store.stop_worker(self.id)
         except Exception as error:
             logger.warning("could not say goodbye to the database: %s", error)
@@ -404,6 +405,7 @@ class Worker:
     def _claim_free(self, free: int, *, alone: bool) -> bool:
         self._careful_at = time.monotonic()
         batch = self._store.claim(self._scope, self.id, free, alone=alone)
+        self._runtime.tally.claimed(batch)
         lone = next((run for run in batch if run.last_chance), None)
         if lone is not None:
             # It may take its worker with it: nobody else is to be aboard.
@@ -486,10 +488,12 @@ class Worker:
         now = time.monotonic()
         if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat()
+            self._runtime.tally.flush()
             self._make_room(now)
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
-            self._store.end_cancelled()
+            for workflow in self._store.end_cancelled():
+                self._runtime.tally.ended(workflow, "cancelled")
             self._fail_outdated()
             self._prune()
         if now - self._forgot_at >= FORGET_SECONDS:
@@ -499,7 +503,7 @@ class Worker:
     def _prune(self) -> None:
         """Once a day, by the one worker of all that moves the mark."""
         config = self._runtime.config
-        if self._pruning or not (config.prune_after_days or config.audit_after_days):
+        if self._pruning:
             return
         now = from_ms(self._store.now())
         at = datetime.combine(now.date(), config.prune_at, UTC)
@@ -570,6 +574,7 @@ class Worker:
         change = Change("failed", error=dumps(described), cause=cause_of(name, described), finished=True)
         try:
             self._store.settle(run_id, epoch, change, idle=True)
+            self._runtime.tally.ended(name, "failed")
             logger.warning("run %s failed: %s", run_id, error)
         except LeaseGone:
             logger.debug("run %s was taken meanwhile", run_id)

@@ -18,6 +18,7 @@ from ..durations import from_ms
 from ..names import new_id
 from . import statements as sql
 from .events import Events
+from .rows import Ended
 from .rows import NewEvent
 from .rows import NewRun
 from .store import Execute
@@ -58,6 +59,7 @@ class Actions:
         def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
             if execute(self._sql(sql.CANCEL_IDLE), params).rowcount:
                 execute(self._sql(sql.DROP_ALL_WAITS), params)
+                self._store.count_ended_in(execute, [Ended(found.workflow, "cancelled", 1, 0)])
                 self._note(execute, by, "cancel", run_id, found, after="cancelled")
                 return True
             if execute(self._sql(sql.CANCEL_RUNNING), params).rowcount:

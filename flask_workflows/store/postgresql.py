@@ -213,10 +213,10 @@ RETURNING r.id, r.epoch, r.cancel_requested_at
 
 _CLAIM = """
 WITH due AS MATERIALIZED (
-    SELECT id FROM workflow_runs WHERE {claimable} FOR NO KEY UPDATE SKIP LOCKED
+    SELECT id, worker IS NOT NULL AS held FROM workflow_runs WHERE {claimable} FOR NO KEY UPDATE SKIP LOCKED
 )
 , taken AS (
-    UPDATE workflow_runs r SET {set} FROM due WHERE r.id = due.id RETURNING {returning} AS claimed_at
+    UPDATE workflow_runs r SET {set} FROM due WHERE r.id = due.id RETURNING {returning} AS claimed_at, due.held
 )
 SELECT {work}, taken.* FROM (SELECT 1) AS one LEFT JOIN taken ON true
 """

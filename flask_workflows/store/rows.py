@@ -39,6 +39,8 @@ class ClaimedRun(NamedTuple):
     started_at: int
     cancel_requested_at: int | None
     now: int
+    #: Whether a worker held it whose lease was over.
+    taken_over: bool
     #: What `Store.ticks` said when it was claimed.
     ticks: float
 
@@ -122,6 +124,15 @@ class Change(NamedTuple):
     due_at: int | None = None
     due_in: int | None = None
     finished: bool = False
+
+
+class Ended(NamedTuple):
+    """So many runs of a workflow ended in one way."""
+
+    workflow: str
+    outcome: str
+    number: int
+    busy_ms: int
 
 
 class Fenced(NamedTuple):

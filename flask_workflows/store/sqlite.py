@@ -155,7 +155,11 @@ class SQLite:
         if not due:
             return [], bool(events_wait)
         with self.transaction(connection):
-            return connection.execute(_claim_sql(scope), params).fetchall(), bool(events_wait)
+            # Looked up first: what RETURNING tells of a row is what became of it.
+            held = dict(connection.execute(_due_sql(scope), params).fetchall())
+            listed, ids = sql.named("id", list(held))
+            rows = connection.execute(_claim_sql(listed), {**params, **ids}).fetchall()
+            return [(*row, bool(held[row[0]])) for row in rows], bool(events_wait)
 
     def renew(self, execute: Any, params: dict[str, Any], held: Sequence[tuple[str, int]]) -> list[tuple[Any, ...]]:
         renewed = []
@@ -248,7 +252,12 @@ def _peek_sql(scope: str) -> str:
 
 
 @cache
-def _claim_sql(scope: str) -> str:
+def _due_sql(scope: str) -> str:
     claimable = sql.CLAIMABLE.replace("{scope}", scope)
-    text = f"UPDATE workflow_runs SET {sql.CLAIM_SET} WHERE id IN (SELECT id FROM workflow_runs WHERE {claimable})"
+    return SQLite.sql(f"SELECT id, worker IS NOT NULL FROM workflow_runs WHERE {claimable}")
+
+
+@cache
+def _claim_sql(listed: str) -> str:
+    text = f"UPDATE workflow_runs SET {sql.CLAIM_SET} WHERE id IN ({listed})"
     return SQLite.sql((text + f" RETURNING {sql.CLAIM_RETURNING}").replace("{r}", ""))

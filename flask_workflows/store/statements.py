@@ -268,7 +268,30 @@ UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL,
 WHERE id IN (
     SELECT id FROM workflow_runs WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL {skip_locked}
 )
-RETURNING id
+RETURNING id, workflow
+"""
+
+#: To the quarter of an hour it is now, or to the one that `:at` says.
+COUNT_ENDED = """
+INSERT INTO workflow_stats (at, workflow, outcome, count, busy_ms)
+SELECT coalesce(CAST(:at AS bigint), clock.ms / 900000 * 900000), v.column1, v.column2, CAST(v.column3 AS bigint),
+    CAST(v.column4 AS bigint)
+FROM (VALUES {rows}) AS v CROSS JOIN (SELECT {now} AS ms) AS clock
+WHERE 1 = 1
+ORDER BY v.column1, v.column2
+ON CONFLICT (at, workflow, outcome) DO UPDATE SET count = workflow_stats.count + excluded.count,
+    busy_ms = workflow_stats.busy_ms + excluded.busy_ms
+"""
+
+_ENDED_ROW = "(CAST(:workflow{i} AS text), CAST(:outcome{i} AS text), :number{i}, :busy_ms{i})"
+
+OLDEST_STATS = """
+SELECT min(at) FROM workflow_stats WHERE at > 0 AND at < CAST(:before AS bigint)
+"""
+
+DELETE_STATS = """
+DELETE FROM workflow_stats WHERE at >= CAST(:first AS bigint) AND at < CAST(:before AS bigint)
+RETURNING workflow, outcome, count, busy_ms
 """
 
 DROP_ALL_WAITS = """
@@ -280,6 +303,11 @@ DELETE FROM workflow_waits WHERE run_id = :run_id
 def run_rows(count: int) -> str:
     """The VALUES of `count` runs, their parameters numbered from 0."""
     return ", ".join(_RUN_ROW.replace("{i}", str(i)) for i in range(count))
+
+
+@cache
+def ended_rows(count: int) -> str:
+    return ", ".join(_ENDED_ROW.replace("{i}", str(i)) for i in range(count))
 
 
 @cache

@@ -32,6 +32,7 @@ from .connections import Connections
 from .postgresql import PostgreSQL
 from .rows import Change
 from .rows import ClaimedRun
+from .rows import Ended
 from .rows import Fenced
 from .rows import Lease
 from .rows import NewRun
@@ -546,15 +547,54 @@ class Store:
         params = self.params(**scope.params)
         return self.once(lambda c: self.execute_on(c)(statement, params).fetchone()) is not None
 
-    def end_cancelled(self) -> int:
-        """Finish runs asked to be cancelled whose worker is gone."""
+    def end_cancelled(self) -> list[str]:
+        """Finish runs asked to be cancelled whose worker is gone; answer the workflow of each."""
 
-        def operation(connection: Any) -> int:
+        def operation(connection: Any) -> list[str]:
             execute = self.execute_on(connection)
             ended = execute(self.dialect.sql(sql.END_CANCELLED), self.params()).fetchall()
-            for (run_id,) in ended:
+            for run_id, _ in ended:
                 execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
-            return len(ended)
+            return [workflow for _, workflow in ended]
+
+        return self.once(operation, together=True)
+
+    # Statistics ------------------------------------------------------------------------------
+
+    def count_ended(self, ended: Sequence[Ended]) -> None:
+        """Add to what ended in this quarter of an hour."""
+        self.once(lambda c: self.count_ended_in(self.execute_on(c), ended))
+
+    def count_ended_in(self, execute: Execute, ended: Sequence[Ended], at: int | None = None) -> None:
+        """As `count_ended`, in the caller's transaction; or in the quarter of an hour that began at `at`.
+
+        Rows are locked in their order, so that two such calls cannot deadlock.
+        """
+        params = self.params(at=at)
+        for index, row in enumerate(ended):
+            params.update((f"{field}{index}", value) for field, value in zip(Ended._fields, row, strict=True))
+        execute(self.dialect.sql(sql.COUNT_ENDED.replace("{rows}", sql.ended_rows(len(ended)))), params)
+
+    def roll_up(self, before: int) -> bool:
+        """Add the oldest day of statistics, as far as it lies before an instant, to those of all time.
+
+        In one transaction, so totals neither fall nor count twice. False where there is none.
+        """
+
+        def operation(connection: Any) -> bool:
+            execute = self.execute_on(connection)
+            oldest = execute(self.dialect.sql(sql.OLDEST_STATS), {"before": before}).fetchone()[0]
+            if oldest is None:
+                return False
+            days = {"first": oldest, "before": min(before, oldest + 86_400_000)}
+            # Of two that do this at once, one is given the rows.
+            totals: dict[tuple[str, str], Ended] = {}
+            for row in execute(self.dialect.sql(sql.DELETE_STATS), days).fetchall():
+                known = totals.get(row[:2], Ended(row[0], row[1], 0, 0))
+                totals[row[:2]] = known._replace(number=known.number + row[2], busy_ms=known.busy_ms + row[3])
+            if totals:
+                self.count_ended_in(execute, list(totals.values()), at=0)
+            return True
 
         return self.once(operation, together=True)
 

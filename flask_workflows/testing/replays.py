@@ -167,6 +167,7 @@ def _claimed(runtime: Runtime, run: Run) -> ClaimedRun:
         started_at=_ms(run.started_at) if run.started_at is not None else created,
         cancel_requested_at=None,
         now=_ms(run.updated_at),
+        taken_over=False,
         ticks=runtime.store.ticks(),
     )
 

@@ -69,6 +69,8 @@ from .runs import list_runs
 from .runs import newest_id
 from .runs import selected_ids
 from .runs import workflow_names
+from .stats import finished_stats
+from .stats import total_stats
 from .step_pages import read_step_page
 from .step_pages import StepPage
 from .system import count_rows
@@ -114,6 +116,7 @@ __all__ = [
     "due_queues",
     "ended_by_quarter",
     "find_worker",
+    "finished_stats",
     "history_revisions",
     "instant",
     "list_audit",
@@ -163,6 +166,7 @@ __all__ = [
     "server_version",
     "split_listed",
     "split_runs",
+    "total_stats",
     "waited_names",
     "waits_for",
     "workers_seen",

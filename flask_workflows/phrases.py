@@ -73,6 +73,14 @@ def count(value: int, *, capped: bool = False) -> str:
     return f"{value // 1000}k+" if value >= 10_000 else f"{number(value)}+"
 
 
+def share(part: int, whole: int) -> str:
+    """A part of a whole: "20 %", "<1 %", "99.5 %"."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 1:
+        return "<1 %"
+    return f"{percent:.1f}".removesuffix(".0") + " %" if 99 < percent < 100 else f"{percent:.0f} %"
+
+
 def several(value: int, noun: str, plural: str | None = None) -> str:
     """The number and the noun in the right form: "1 run", "2 runs"."""
     return f"{number(value)} {noun if value == 1 else plural or noun + 's'}"

@@ -151,6 +151,29 @@ def test_workers_are_counted_by_state(client: FlaskClient, rows: Rows) -> None:
     assert found["workflows_queue_oldest_age_seconds", ("nightly",)] == 0
 
 
+def test_runs_that_ended_are_counted_ever(client: FlaskClient, rows: Rows) -> None:
+    def ended(at: int, workflow: str, outcome: str, count: int) -> None:
+        row = {"at": at, "workflow": workflow, "outcome": outcome, "count": count, "busy_ms": 0}
+        rows.insert(models.stats, [row])
+
+    ended(0, "onboarding", "completed", 100)
+    ended(NOW_MS // 900_000 * 900_000, "onboarding", "completed", 5)
+    ended(NOW_MS // 900_000 * 900_000, "onboarding", "failed", 2)
+    ended(NOW_MS // 900_000 * 900_000, "onboarding", "lost", 3)
+    ended(0, "gone", "cancelled", 1)
+
+    found = samples(client.get("/workflows/metrics"))
+
+    name = "workflows_runs_finished_total"
+    assert found[name, ("completed", "onboarding")] == 105
+    assert found[name, ("failed", "onboarding")] == 2
+    assert found[name, ("cancelled", "gone")] == 1
+    assert found[name, ("completed", "newsletter")] == 0
+    assert found["workflows_leases_lost_total", ("onboarding",)] == 3
+    assert found["workflows_leases_lost_total", ("newsletter",)] == 0
+    assert not [labels for family, labels in found if family == name and "lost" in labels]
+
+
 def test_no_label_names_a_run(client: FlaskClient, rows: Rows) -> None:
     for number in range(50):
         rows.run("pending", key=f"key-{number}", workspace=f"ws-{number}", due_at=NOW_MS - 90_000)

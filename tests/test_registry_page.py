@@ -15,6 +15,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from flask_workflows import models
+from flask_workflows import phrases
 from flask_workflows import Retry
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
@@ -32,6 +33,7 @@ from tests.pages import polled
 from tests.pages import Tags
 from tests.pages import text_of
 from tests.rows import NOW
+from tests.rows import NOW_MS
 from tests.rows import Rows
 from tests.rows import rows_of
 from tests.rows import run_row
@@ -128,7 +130,10 @@ def test_registry_lists_what_is_declared(client: FlaskClient, rows: Rows) -> Non
 
     assert "Workflows 2 declared" in text
     assert "nightly 1 default 0 none" in text
-    assert "refund-order Pays an order back. 1, 3 (takes runs from 2) payments 2 1 tests/test_registry_page.py:" in text
+    assert (
+        "refund-order Pays an order back. 1, 3 (takes runs from 2) payments 2 1 none tests/test_registry_page.py:"
+        in text
+    )
     assert "charge Takes the money. 5 attempts, 1 min after the first, doubled each time, at most 1 h" in text
     assert "not again after Declined" in text
     assert "book 3 attempts, 10 s after the first, each time 10 s more transactional" in text
@@ -136,6 +141,40 @@ def test_registry_lists_what_is_declared(client: FlaskClient, rows: Rows) -> Non
     assert "order.paid tests.test_registry_page.Paid order: int, amount: float" in text
     assert "nothing.typed plain JSON" in text
     assert "Not in the code" not in text
+
+
+def ended(rows: Rows, workflow: str, outcome: str, count: int, *, hours_ago: float = 1) -> None:
+    at = (NOW_MS - int(hours_ago * 3_600_000)) // 900_000 * 900_000
+    row = {"at": at, "workflow": workflow, "outcome": outcome, "count": count, "busy_ms": 1_000 * count}
+    rows.insert(models.stats, [row])
+
+
+def test_what_ended_lately_is_counted(client: FlaskClient, rows: Rows) -> None:
+    ended(rows, "refund-order", "completed", 1_234)
+    ended(rows, "refund-order", "failed", 12, hours_ago=23)
+    ended(rows, "refund-order", "failed", 3, hours_ago=2)
+    ended(rows, "refund-order", "cancelled", 2)
+    ended(rows, "refund-order", "lost", 7)
+    ended(rows, "refund-order", "completed", 999, hours_ago=30)
+
+    words = "1,234 completed, 15 failed, 2 cancelled (1 % failed)"
+    assert words in text_of(client.get("/workflows/registry"))
+    assert f"Ended in the last 24 hours {words}" in text_of(client.get("/workflows/registry/refund-order"))
+
+
+def test_b110_what_ended_is_counted_in_own_workspaces(app: Flask, workflows: Workflows, rows: Rows) -> None:
+    workflows.scope(lambda: ["ours"])
+    ended(rows, "refund-order", "completed", 1_234)
+    rows.run("failed", workflow="refund-order", workspace="ours")
+    rows.run("failed", workflow="refund-order", workspace="theirs")
+    rows.run("failed", workflow="refund-order", workspace="ours", ago=100_000)
+    client = app.test_client()
+
+    listed = client.get("/workflows/registry")
+    assert "1,234" not in listed.text
+    assert "not known" in text_of(listed)
+    page = text_of(client.get("/workflows/registry/refund-order"))
+    assert "Ended in the last 24 hours 1 failed (100 % failed)" in page
 
 
 def test_runs_without_code_are_listed(client: FlaskClient, rows: Rows) -> None:
@@ -413,3 +452,11 @@ def test_every_route_of_the_registry_asks(make_app: apps.MakeApp, sqlite_url: st
 
     for path in ("/workflows/registry", "/workflows/registry/x"):
         assert client.get(path).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "words"),
+    [(0, 5, "0 %"), (0, 0, "0 %"), (1, 1_000, "<1 %"), (1, 3, "33 %"), (995, 1_000, "99.5 %"), (5, 5, "100 %")],
+)
+def test_share_reads_in_words(part: int, whole: int, words: str) -> None:
+    assert phrases.share(part, whole) == words

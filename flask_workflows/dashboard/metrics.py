@@ -19,6 +19,7 @@ from typing import TypeVar
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -27,6 +28,8 @@ from prometheus_client.registry import Collector
 from ..errors import ReadTimeout
 from ..explain import PATIENCE
 from ..runs import LIVE
+from ..runs import RunStats
+from ..runs import RunStatus
 from ..store import reading as read
 from ..store.reading.metrics import Due
 from ..store.reading.metrics import LiveRuns
@@ -36,6 +39,8 @@ from .timings import Histogram
 T = TypeVar("T")
 
 Reading = Callable[[], AbstractContextManager[sa.Connection]]
+
+ENDED = (RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED)
 
 #: A worker that missed a heartbeat is late; one that is silent for longer than three is lost.
 _LATE = timedelta(seconds=15)
@@ -59,11 +64,12 @@ class Measured:
     live: LiveRuns | None
     waits: OldestWaits | None
     workers: tuple[datetime, ...] | None
+    finished: tuple[RunStats, ...] | None
 
     @property
     def incomplete(self) -> bool:
         parts = (self.due, self.live, self.waits)
-        return self.workers is None or any(part is None or part.capped for part in parts)
+        return None in (self.workers, self.finished) or any(part is None or part.capped for part in parts)
 
 
 def measure(reading: Reading, now_of: Callable[[sa.Connection], datetime]) -> Measured:
@@ -76,6 +82,7 @@ def measure(reading: Reading, now_of: Callable[[sa.Connection], datetime]) -> Me
         live=_within_time(reading, read.measure_live),
         waits=_within_time(reading, read.measure_waits),
         workers=_within_time(reading, lambda connection: read.workers_seen(connection, now)),
+        finished=_within_time(reading, read.total_stats),
     )
 
 
@@ -113,6 +120,8 @@ class WorkflowsCollector(Collector):
             yield self._waits(measured.waits)
         if measured.workers is not None:
             yield self._workers(measured.workers)
+        if measured.finished is not None:
+            yield from self._finished(measured.finished)
         yield self._queries()
         yield GaugeMetricFamily(
             "workflows_metrics_incomplete",
@@ -170,6 +179,22 @@ class WorkflowsCollector(Collector):
         for state, count in counts.items():
             family.add_metric([state], count)
         return family
+
+    def _finished(self, finished: Sequence[RunStats]) -> Iterator[Metric]:
+        counts = {(stats.workflow, stats.outcome): stats.count for stats in finished}
+        workflows = sorted({*self._known.workflows, *(stats.workflow for stats in finished)})
+        ended = CounterMetricFamily(
+            "workflows_runs_finished", "Runs that ended, by workflow and outcome", labels=["workflow", "outcome"]
+        )
+        lost = CounterMetricFamily(
+            "workflows_leases_lost", "Runs taken over from a worker that was lost, by workflow", labels=["workflow"]
+        )
+        for workflow in workflows:
+            for outcome in ENDED:
+                ended.add_metric([workflow, outcome.value], counts.get((workflow, outcome.value), 0))
+            lost.add_metric([workflow], counts.get((workflow, "lost"), 0))
+        yield ended
+        yield lost
 
     def _queries(self) -> Metric:
         family = HistogramMetricFamily(

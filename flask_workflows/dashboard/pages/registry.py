@@ -26,6 +26,32 @@ from .run import Fact
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """How many runs ended in the last 24 hours, in which way."""
+
+    completed: Count
+    failed: Count
+    cancelled: Count
+
+    @property
+    def words(self) -> str:
+        counts = ((self.completed, "completed"), (self.failed, "failed"), (self.cancelled, "cancelled"))
+        some = [f"{phrases.count(count.value, capped=count.capped)} {word}" for count, word in counts if count.value]
+        return ", ".join(some) + self._share if some else "none"
+
+    @property
+    def _share(self) -> str:
+        """Of those that ran to an end, how many failed."""
+        ran = self.completed.value + self.failed.value
+        if not self.failed.value or self.completed.capped or self.failed.capped:
+            return ""
+        return f" ({phrases.share(self.failed.value, ran)} failed)"
+
+
+NONE_ENDED = Ended(Count(0), Count(0), Count(0))
+
+
+@dataclass(frozen=True, slots=True)
 class WorkflowRow:
     """A workflow in the list; what was counted is null where counting took too long."""
 
@@ -36,6 +62,8 @@ class WorkflowRow:
     queue: str
     unfinished: Count | None
     workers: int
+    #: Null where that is not known.
+    ended: Ended | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +145,24 @@ def registry_page(
     known: Sequence[str] | None,
     unfinished: Unfinished | None,
     workers: Sequence[Worker],
+    ended: Mapping[str, Ended] | None,
     missing: Sequence[str],
 ) -> RegistryPage:
-    """`known` are the names that have runs, null where that was not to be had."""
+    """`known` are the names that have runs, null where that was not to be had, as `ended` is."""
     registry = runtime.registry
     names = registry.names()
     unknown = None if known is None else sorted({name for name in known if not registry.is_own(name)} - set(names))
     return RegistryPage(
-        workflows=tuple(_workflow_row(runtime, registry.versions(name), unfinished, workers) for name in names),
+        workflows=tuple(
+            _workflow_row(
+                runtime,
+                registry.versions(name),
+                unfinished,
+                workers,
+                None if ended is None else ended.get(name, NONE_ENDED),
+            )
+            for name in names
+        ),
         orphans=None if unknown is None else tuple(_orphan(name, unfinished, workers) for name in unknown),
         steps=tuple(_step_row(runtime, step) for step in steps),
         events=tuple(_event_row(event) for event in events),
@@ -133,7 +171,11 @@ def registry_page(
 
 
 def _workflow_row(
-    runtime: Runtime, versions: Sequence[Workflow[Any, Any]], unfinished: Unfinished | None, workers: Sequence[Worker]
+    runtime: Runtime,
+    versions: Sequence[Workflow[Any, Any]],
+    unfinished: Unfinished | None,
+    workers: Sequence[Worker],
+    ended: Ended | None,
 ) -> WorkflowRow:
     newest = versions[0]
     return WorkflowRow(
@@ -144,6 +186,7 @@ def _workflow_row(
         queue=newest.queue or runtime.config.queue,
         unfinished=None if unfinished is None else unfinished.of(newest.name),
         workers=_able(workers, newest.name, newest.version, newest.queue or runtime.config.queue),
+        ended=ended,
     )
 
 
@@ -200,6 +243,7 @@ def workflow_page(
     unfinished: Unfinished | None,
     recent: Sequence[int],
     workers: Sequence[Worker],
+    ended: Ended | None,
 ) -> WorkflowPage:
     """`declared` are its versions here, the newest first; `recent` those of its newest runs."""
     newest = declared[0] if declared else None
@@ -208,7 +252,10 @@ def workflow_page(
         doc="" if newest is None else declarations.docstring(newest.function),
         declared=newest is not None,
         own=runtime.registry.is_own(name),
-        facts=() if newest is None else tuple(_facts(runtime, newest)),
+        facts=(
+            *(() if newest is None else _facts(runtime, newest)),
+            Fact("Ended in the last 24 hours", ("not known" if ended is None else ended.words,)),
+        ),
         parameters=() if newest is None else tuple(declarations.parameters(newest.codec.parameters)),
         versions=tuple(_version_rows(name, declared, unfinished, recent, workers)),
     )

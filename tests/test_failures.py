@@ -456,9 +456,31 @@ def test_real_failures_appear_with_what_they_said(database_url: str, make_app: a
             workflows.tick()
             clock.move(minutes=5)
 
-    found = listed(app.test_client())
+    client = app.test_client()
+    (row,) = listed(client)
+    assert row.startswith("payer at step charge RuntimeError: no funds on card")
+    assert re.search(r"Newest run …\w+ 2 ", row)
+    (address,) = [
+        str(attributes["href"])
+        for tag, attributes in Tags(client.get("/workflows/failures").text).found
+        if tag == "a" and "cause:" in str(attributes.get("href"))
+    ]
+    runs = client.get(address)
+    assert all(f'id="run-{run_id}"' in runs.text for run_id in ids)
 
-    assert found
-    for row in found:
-        assert "payer at step charge RuntimeError: no funds on card" in row
-    assert any(ids[1][-6:] in row for row in found)
+
+def test_all_runs_of_a_cause_can_be_asked_to_be_retried(client: FlaskClient, rows: Rows) -> None:
+    for _ in range(3):
+        fail(rows, "a1")
+    fail(rows, "b2")
+    page = client.get("/workflows/failures").text
+    forms = re.findall(r"(?s)<form method=\"post\".*?</form>", page)
+    (form,) = [form for form in forms if "cause:a1" in form]
+    fields = {str(attributes["name"]): attributes["value"] for tag, attributes in Tags(form).found if tag == "input"}
+    (action,) = [attributes["action"] for tag, attributes in Tags(form).found if tag == "form"]
+
+    asks = client.post(str(action), data=fields)
+
+    assert asks.status_code == 200
+    assert re.search(r"\b3 runs\b", text_of(asks))
+    assert "Retry" in text_of(asks)

@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 from flask import Flask
 from flask.testing import FlaskClient
+from werkzeug.test import TestResponse
 
 from flask_workflows import models
 from flask_workflows import Retry
@@ -438,7 +439,53 @@ def test_action_leads_to_the_page_that_asks_only_for_those_who_may(
     assert (f"/workflows/run/{run_id}/retry" in offered) is asks
 
 
-def test_chart_counts_what_ended_by_the_quarter_of_an_hour(client: FlaskClient, rows: Rows) -> None:
+def count_ended(rows: Rows, ago: float, outcome: str, count: int, workflow: str = "onboarding") -> None:
+    """Runs that ended within the quarter of an hour that began so many minutes before NOW, as workers count them."""
+    at = NOW_MS - int(ago * MINUTE)
+    row = {"at": at, "workflow": workflow, "outcome": outcome, "count": count, "busy_ms": 5}
+    rows.insert(models.stats, [row])
+
+
+def titles_of(response: TestResponse) -> list[str]:
+    """What is said of each quarter of an hour that has bars."""
+    return re.findall(r"<title>([^<]* to [^<]*)</title>", response.text)
+
+
+def test_chart_shows_what_workers_counted_by_the_quarter_of_an_hour(client: FlaskClient, rows: Rows) -> None:
+    count_ended(rows, 0, "completed", 4)
+    count_ended(rows, 15, "completed", 3)
+    count_ended(rows, 15, "completed", 2_000, workflow="other")
+    count_ended(rows, 15, "failed", 1)
+    count_ended(rows, 15, "cancelled", 50)
+    count_ended(rows, 30, "lost", 50)
+    count_ended(rows, 23.75 * 60, "failed", 6)
+    count_ended(rows, 24 * 60, "completed", 50)
+    rows.insert(models.stats, [{"at": 0, "workflow": "w", "outcome": "completed", "count": 9, "busy_ms": 0}])
+
+    response = client.get("/workflows/")
+
+    assert "2,007 completed, 7 failed" in text_of(response)
+    assert titles_of(response) == [
+        "Sun 29 Nov 12:15 to Sun 29 Nov 12:30: 0 completed, 6 failed",
+        "11:45:00 to 12:00:00: 2,003 completed, 1 failed",
+        "12:00:00 to 12:15:00: 4 completed, 0 failed",
+    ]
+    bars = [attributes for tag, attributes in Tags(response.text).found if tag == "rect"]
+    assert len(bars) == 4
+    assert "11:45:00 2,003 1" in text_of(response)
+    assert "newest 10,000" not in text_of(response)
+
+
+def test_failures_of_the_last_hour_are_compared_with_other_hours(client: FlaskClient, rows: Rows) -> None:
+    for hour in range(24):
+        for quarter in range(4):
+            count_ended(rows, 60 * hour + 15 * quarter, "failed", 8 if hour == 0 else 2)
+
+    assert "32 runs failed in the last hour; 8 is usual." in text_of(client.get("/workflows/"))
+
+
+def test_b110_chart_of_a_workspace_is_of_its_own_runs(client: FlaskClient, rows: Rows, scoped: list[Any]) -> None:
+    count_ended(rows, 0, "completed", 4_711)
     for ended, status in [
         (NOW_MS - 1, "completed"),
         (NOW_MS - 14 * MINUTE, "completed"),
@@ -446,19 +493,19 @@ def test_chart_counts_what_ended_by_the_quarter_of_an_hour(client: FlaskClient, 
         (NOW_MS - 23 * 60 * MINUTE, "failed"),
         (NOW_MS - 25 * 60 * MINUTE, "completed"),
     ]:
-        # What took long counts when it ended.
-        rows.run(status, ago=400_000, finished_at=ended)
+        for workspace in ("mine", "theirs"):
+            # What took long counts when it ended.
+            rows.run(status, ago=400_000, finished_at=ended, workspace=workspace)
+    scoped[0] = "mine"
 
     response = client.get("/workflows/")
 
     assert "2 completed, 2 failed" in text_of(response)
-    titles = re.findall(r"<title>([^<]* to [^<]*)</title>", response.text)
-    assert len(titles) == 3
-    assert titles[-1] == "11:45:00 to 12:00:00: 2 completed, 0 failed"
-    assert titles[-2] == "11:30:00 to 11:45:00: 0 completed, 1 failed"
-    bars = [attributes for tag, attributes in Tags(response.text).found if tag == "rect"]
-    assert len(bars) == 3
-    assert "The numbers" in text_of(response)
+    assert titles_of(response) == [
+        "Sun 29 Nov 13:00 to Sun 29 Nov 13:15: 0 completed, 1 failed",
+        "11:30:00 to 11:45:00: 0 completed, 1 failed",
+        "11:45:00 to 12:00:00: 2 completed, 0 failed",
+    ]
 
 
 def test_next_timers_are_the_five_that_come_first(client: FlaskClient, rows: Rows) -> None:

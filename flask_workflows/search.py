@@ -76,13 +76,16 @@ class Term:
     @property
     def scalar(self) -> Any:
         """The JSON value that is meant: `5` is a number, `"5"` and `five` are texts."""
-        if self.quoted:
-            return self.value
-        try:
-            value = json.loads(self.value, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
-            return self.value
-        return self.value if isinstance(value, dict | list) else value
+        return self.value if self.quoted else _scalar(self.value)
+
+
+@lru_cache(maxsize=256)
+def _scalar(text: str) -> Any:
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, dict | list) else value
 
 
 def _no_constant(name: str) -> None:
@@ -186,32 +189,46 @@ def _check(term: Term, at: int) -> None:
 # Looking at stored values ------------------------------------------------------------------
 
 
-def fragment(term: Term) -> str:
-    """A text that stands in every stored value that fits; it may stand in others too. Empty if none is known.
+def traces(term: Term) -> tuple[tuple[str, ...], ...]:
+    """Texts of which, in each group, one stands in every stored value that fits; they may stand in others too.
 
-    Values stand there as our own JSON writes them; in errors, letters may be of the other case.
+    Values stand there as `json.dumps` writes them, closely or with blanks. In errors, letters may be of the other case.
     """
-    wanted = term.value if term.field == "error" else term.scalar
-    match wanted:
+    if term.field == "error":
+        return _groups(_plain(term.value))
+    text = _written(term.scalar)
+    *way, last = ("", *term.path)
+    around = [_plain(key) for key in way if not key.isdecimal()]
+    if last and not last.isdecimal() and _PLAIN.fullmatch(last):
+        return (*_groups(*around), (f'"{last}":{text}', f'"{last}": {text}'))
+    return _groups(*around, "" if last.isdecimal() else _plain(last), _plain(text))
+
+
+def _written(value: Any) -> str:
+    """How JSON text of the value begins, as far as all ways to write it have that in common."""
+    match value:
         case bool() | None:
-            text = json.dumps(wanted)
-        case int() if abs(wanted) < 10**15:
-            text = str(abs(wanted))
-        case float() if wanted.is_integer() and abs(wanted) < 10**15:
-            text = str(abs(int(wanted)))
-        case float() if "e" not in repr(wanted):
-            text = repr(abs(wanted))
+            return json.dumps(value)
+        case int() if 0 < abs(value) < 10**15:
+            return str(value)
+        case float() if value.is_integer() and 0 < abs(value) < 10**15:
+            return str(int(value))
+        case float() if value and "e" not in repr(value):
+            return repr(value)
         case str():
-            text = wanted
+            found = _PLAIN.match(value)
+            return f'"{found[0] if found else ""}'
         case _:
-            text = ""
+            return ""
+
+
+def _plain(text: str) -> str:
+    """The longest part of a text that stands in JSON as it is."""
     return max(_PLAIN.findall(text), key=len, default="")
 
 
-def key_fragments(term: Term) -> list[str]:
-    """As `fragment`, of the names on the way to the value; the places in lists are no names."""
-    found = (max(_PLAIN.findall(key), key=len, default="") for key in term.path if not key.isdecimal())
-    return [text for text in found if text]
+def _groups(*texts: str) -> tuple[tuple[str, ...], ...]:
+    return tuple((text,) for text in texts if text)
 
 
 def fits_error(terms: Sequence[Term], stored: str | None) -> bool:

@@ -21,10 +21,11 @@ from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
 from flask_workflows.search import fits_error
 from flask_workflows.search import fits_value
-from flask_workflows.search import fragment
 from flask_workflows.search import LONGEST
 from flask_workflows.search import MOST_TERMS
 from flask_workflows.search import parse
+from flask_workflows.search import Term
+from flask_workflows.search import traces
 from flask_workflows.store import reading as read
 from tests.rows import error_json
 from tests.rows import NOW
@@ -245,14 +246,31 @@ def test_b111_error_is_searched_as_it_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [5, 5.5, -5, 1e15, 1e300, 10**20, True, None, "", "a", 'a "quoted" \\ text', "ключ a", "%_", "a/b<c>"]
+    "value", [5, 5.5, -5, 0, -0.0, 1e15, 1e300, 10**20, True, None, "", "a", 'a "q" \\ b', "ключ a", "%_", "a/b<c>"]
 )
-def test_fragment_stands_in_every_value_that_fits(value: object) -> None:
-    stored = dumps({"a": value})
-    (term,) = parse("input.a:" + json.dumps(value, ensure_ascii=False))
+@pytest.mark.parametrize("path", ["a", "a.0", "a.b", "a.0.0", "a.b.0.c", "ключ", "a b", ""])
+def test_traces_stand_in_every_value_that_fits(value: object, path: str) -> None:
+    stored = value
+    for key in reversed([key for key in path.split(".") if key]):
+        stored = [stored] if key == "0" else {"other": 1, key: stored}
+    wanted = value if isinstance(value, str) else json.dumps(value)
+    term = Term("input", wanted, 1, quoted=isinstance(value, str), path=tuple(filter(None, path.split("."))))
 
-    assert fits_value((term,), stored)
-    assert fragment(term) in stored
+    for text in (dumps(stored), json.dumps(stored), json.dumps(stored, ensure_ascii=False, indent=2)):
+        assert fits_value((term,), text)
+        assert all(any(one in text for one in group) for group in traces(term))
+
+
+def test_traces_tell_values_apart() -> None:
+    def may_be(search: str, stored: str) -> bool:
+        (term,) = parse(search)
+        return all(any(text in stored for text in group) for group in traces(term))
+
+    assert may_be("input.a.id:5", '{"a":{"id":5.0}}')
+    assert not may_be("input.a.id:5", '{"a":{"id":6},"b":5}')
+    assert not may_be("input.a.id:5", '{"b":{"id":5}}')
+    assert not may_be("input.a.id:x", '{"a":{"id":"y"},"x":"x"}')
+    assert not may_be("input.ok:true", '{"ok":false,"other":true}')
 
 
 # What it finds -----------------------------------------------------------------------------

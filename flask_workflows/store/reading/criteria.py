@@ -17,6 +17,7 @@ from ...models import runs
 from ...runs import RunQuery
 from ...runs import RunStatus
 from .rows import Conditions
+from .rows import implied
 from .rows import OWNED
 
 #: Of a workspace and a workflow, the one with fewer runs is looked through; they are counted so far.
@@ -130,7 +131,7 @@ class Facts:
         """Whether there are fewer runs in the workspaces than of the workflows, as far as it matters."""
         asked = (workspaces, workflows)
         if asked not in self._rarer:
-            conditions = ((runs.c.workspace.in_(workspaces), OWNED), (runs.c.workflow.in_(workflows),))
+            conditions = ((runs.c.workspace.in_(workspaces), implied(OWNED)), (runs.c.workflow.in_(workflows),))
             counted = [
                 sa.select(sa.func.count())
                 .select_from(sa.select(runs.c.id).where(*one).limit(_COMPARED).subquery())
@@ -155,7 +156,8 @@ def workspace_names(
         return _names(connection, runs.c.workspace, (OWNED,), limit)
     named = [name for name in workspaces if name][:limit]
     found = [
-        sa.select(sa.func.min(runs.c.workspace).label("name")).where(runs.c.workspace == one, OWNED) for one in named
+        sa.select(sa.func.min(runs.c.workspace).label("name")).where(runs.c.workspace == one, implied(OWNED))
+        for one in named
     ]
     return [name for name in connection.scalars(sa.union_all(*found)) if name is not None] if found else []
 

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from ...models import runs
 from ...runs import RunStatus
+from .rows import implied
 from .rows import OWNED
 from .rows import REMARKABLE
 from .scope import Workspaces
@@ -30,7 +31,7 @@ class Looked:
     """The runs of one unfinished status within a scope, of which the newest are looked at: at most about `most`."""
 
     def __init__(self, workspaces: Workspaces, status: RunStatus, most: int, *more: sa.ColumnElement[bool]) -> None:
-        of_status = (runs.c.status == status.value, REMARKABLE, *more)
+        of_status = (runs.c.status == status.value, implied(REMARKABLE), *more)
         probes: list[tuple[tuple[sa.ColumnElement[bool], ...], str | None]] = []
         self._inside: Workspaces = None
         if workspaces is None:
@@ -40,7 +41,7 @@ class Looked:
             self._inside = workspaces
         else:
             for workspace in workspaces:
-                own = (runs.c.workspace == workspace, OWNED, runs.c.status == status.value, *more)
+                own = (runs.c.workspace == workspace, implied(OWNED), runs.c.status == status.value, *more)
                 probes.append((own if workspace else of_status, workspace))
         self._probes = probes
         self.share = max(most // max(len(probes), 1), 50)

@@ -15,6 +15,7 @@ from ...models import waits
 from ...models import workers
 from ...runs import LIVE
 from ...runs import RunStatus
+from .rows import implied
 from .rows import instant
 from .rows import millis
 from .rows import REMARKABLE
@@ -75,7 +76,7 @@ def measure_due(connection: sa.Connection, now: datetime, *, patience: timedelta
 def measure_live(connection: sa.Connection, *, cap: int = METRICS_CAP) -> LiveRuns:
     members = []
     for status in LIVE:
-        some = sa.select(runs.c.queue).where(runs.c.status == status.value, REMARKABLE).limit(cap).subquery()
+        some = sa.select(runs.c.queue).where(runs.c.status == status.value, implied(REMARKABLE)).limit(cap).subquery()
         members.append(
             sa.select(sa.literal(status.value).label("status"), some.c.queue, sa.func.count()).group_by(some.c.queue)
         )

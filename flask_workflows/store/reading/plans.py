@@ -31,6 +31,7 @@ from .criteria import Filter
 from .criteria import filters
 from .criteria import Test
 from .rows import Conditions
+from .rows import implied
 from .rows import millis
 from .rows import OWNED
 from .rows import REMARKABLE
@@ -46,7 +47,7 @@ _MANY_WORKFLOWS = 300
 _MANY_PROBES = 140
 
 #: Stored values that are read at a time for tests, and how long one may be.
-_CHUNK = 100
+_CHUNKS = (100, 500)
 _LONGEST_VALUE = 500_000
 _LONGEST_ERROR = 12_000
 
@@ -115,7 +116,7 @@ def _indexed(facts: Facts, criteria: Criteria, *, bounded: bool) -> Branch:
 
     if by_workspace:
         probes: tuple[Conditions, ...] = tuple(
-            (runs.c.workspace == workspace, OWNED, runs.c.status == status.value)
+            (runs.c.workspace == workspace, implied(OWNED), runs.c.status == status.value)
             for workspace in workspaces or ()
             for status in each
         )
@@ -137,7 +138,7 @@ def _by_status(
     if statuses is None:
         return Branch(((),), rest)
     if RunStatus.COMPLETED not in statuses:
-        return Branch(tuple((runs.c.status == status.value, REMARKABLE) for status in statuses), rest)
+        return Branch(tuple((runs.c.status == status.value, implied(REMARKABLE)) for status in statuses), rest)
     # No index holds the completed ones of all workflows, as each run would have to be written to it once more.
     if len(statuses) > 1 or bounded:
         return Branch(((),), (*rest, *filters(status=tuple(status.value for status in statuses))))
@@ -166,8 +167,8 @@ class Plan:
         self.start = None if cursor is None else cursor.id
         self.range: Conditions = (*_window(query, ids=real_time), *_place(cursor, until))
         self._connection = facts.connection
-        self._scan = scan
         self.branches, self.criteria = branches(facts, query, bounded=scan is not None, hidden=hidden)
+        self._scan = scan
 
     @property
     def tests(self) -> tuple[Test, ...]:
@@ -209,9 +210,11 @@ class Plan:
         candidates = self._candidates(None)
         ids: Sequence[str] = [] if candidates is None else self._connection.scalars(candidates).all()
         columns = [runs.c.id, *(_bounded(test.column) for test in self.tests)]
-        for start in range(0, len(ids), _CHUNK):
+        start, size = 0, _CHUNKS[0]
+        while start < len(ids):
             check_time(self._connection)
-            query = sa.select(*columns).where(runs.c.id.in_(ids[start : start + _CHUNK]))
+            query = sa.select(*columns).where(runs.c.id.in_(ids[start : start + size]))
+            start, size = start + size, _CHUNKS[1]
             for row in self._connection.execute(self._ordered(query, runs.c.id)).mappings():
                 if all(test.passes(row[test.column]) for test in self.tests):
                     yield row["id"]
@@ -243,22 +246,27 @@ class Plan:
     # Counts --------------------------------------------------------------------------------------
 
     def counts(self, cap: int, *, exact: bool) -> list[sa.Select[int, int]]:
-        """Select for each branch how many runs there are, and how many were looked at: up to `cap`, unless exact."""
-        return [self._count(branch, cap, exact=exact) for branch in self.branches]
+        """Select for each branch how many runs there are, and whether counting stopped before the last.
+
+        It stops at `cap` unless exact, or where looking is cut short.
+        """
+        looked_at = cap if self._scan is None else self._scan
+        return [self._count(branch, looked_at if branch.filters else cap, exact=exact) for branch in self.branches]
 
     def _count(self, branch: Branch, cap: int, *, exact: bool) -> sa.Select[int, int]:
         number = sa.func.count()
         if exact and not branch.filters:
             found = self._probed(branch, ("id",), None).order_by(None).subquery()
-            return sa.select(number.label("value"), sa.literal(0).label("looked")).select_from(found)
+            return sa.select(number.label("value"), sa.literal(0).label("cut")).select_from(found)
         looked = self.looked(branch, cap).subquery()
         passing = branch.passes(looked.c)
         matching = sa.func.count(sa.case((sa.and_(*passing), 1))) if passing else number
-        return sa.select(matching.label("value"), number.label("looked")).select_from(looked)
+        cut = sa.case((number >= cap, 1), else_=0)
+        return sa.select(matching.label("value"), cut.label("cut")).select_from(looked)
 
-    def count_tested(self) -> int:
-        """How many runs pass the tests too, of those looked at. Raises `ReadTimeout`."""
-        return sum(1 for _ in self._tested(0))
+    def count_tested(self, cap: int) -> int:
+        """How many runs pass the tests too, of those looked at, up to `cap`. Raises `ReadTimeout`."""
+        return sum(1 for _ in self._tested(cap))
 
     # Parts ---------------------------------------------------------------------------------------
 

@@ -224,5 +224,7 @@ def read_failed_tries(connection: sa.Connection, found: Sequence[Run]) -> dict[s
     failed = [(run.id, run.error.step) for run in found if run.finished and run.error is not None and run.error.step]
     if not failed:
         return {}
-    query = sa.select(steps.c.run_id, steps.c.attempts).where(sa.tuple_(steps.c.run_id, steps.c.key).in_(failed))
+    # A list of pairs would be looked for by a scan on SQLite.
+    places = [sa.and_(steps.c.run_id == run_id, steps.c.key == key) for run_id, key in failed]
+    query = sa.select(steps.c.run_id, steps.c.attempts).where(sa.or_(*places))
     return {row.run_id: row.attempts for row in connection.execute(query)}

@@ -25,6 +25,10 @@ from .timers import list_by_due
 
 #: Counting stops here.
 COUNT_CAP = 10_001
+#: With what no index knows, so many runs of each status are looked at.
+_LOOKED_AT = 2_001
+#: Where code must look at stored values, so many that fit are counted.
+_TESTED = 501
 
 #: For the names of workflows in some workspaces, so many of the newest runs are looked at.
 _NAMED = 2_000
@@ -147,27 +151,26 @@ def count_runs(
     newest runs of each status.
     """
     facts = Facts(connection)
+    looked_at = min(_LOOKED_AT, COUNT_CAP)
     tested = []
     counted = []
     for status in RunStatus:
         one = replace(query, status=status, cursor=None)
-        plan = Plan(facts, one, scan=COUNT_CAP, real_time=real_time, hidden=hidden)
-        for selected in plan.counts(COUNT_CAP, exact=status in LIVE):
-            counted.append(selected.add_columns(sa.literal(status.value).label("status")))
+        plan = Plan(facts, one, scan=looked_at, real_time=real_time, hidden=hidden)
         if plan.tests:
             tested.append((status, plan))
+            continue
+        for selected in plan.counts(COUNT_CAP, exact=status in LIVE):
+            counted.append(selected.add_columns(sa.literal(status.value).label("status")))
 
     counts = dict.fromkeys(RunStatus, Count(0))
-    if not counted:
-        return counts
-    for value, looked, word in connection.execute(sa.union_all(*counted)):
+    for value, cut, word in connection.execute(sa.union_all(*counted)) if counted else ():
         before = counts[RunStatus(word)]
-        cut = before.capped or looked >= COUNT_CAP
-        value += before.value
-        counts[RunStatus(word)] = Count(min(value, COUNT_CAP - 1) if cut else value, cut)
+        value = before.value + value
+        counts[RunStatus(word)] = Count(min(value, COUNT_CAP - 1) if cut else value, bool(cut) or before.capped)
     for status, plan in tested:
-        if counts[status].value:
-            counts[status] = Count(plan.count_tested(), counts[status].capped)
+        passed = capped(plan.count_tested(_TESTED), _TESTED)
+        counts[status] = Count(passed.value, passed.capped or plan.edge() is not None)
     return counts
 
 

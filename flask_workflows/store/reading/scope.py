@@ -12,6 +12,7 @@ from ...models import runs
 from ...runs import Count
 from ...runs import RunStatus
 from .rows import Conditions
+from .rows import implied
 from .rows import OWNED
 from .rows import REMARKABLE
 
@@ -60,7 +61,7 @@ def _members(status: RunStatus, workspaces: Workspaces) -> Iterator[_Member]:
         yield _everywhere(status, workspaces)
         return
     for workspace in filter(None, workspaces):
-        yield _Member((runs.c.workspace == workspace, OWNED, runs.c.status == status.value))
+        yield _Member((runs.c.workspace == workspace, implied(OWNED), runs.c.status == status.value))
     if "" in workspaces:
         yield _everywhere(status, ("",))
 
@@ -69,7 +70,7 @@ def _everywhere(status: RunStatus, workspaces: Workspaces) -> _Member:
     if status is RunStatus.COMPLETED:
         # No index holds the completed ones of all workflows.
         return _Member((), status, workspaces)
-    return _Member((runs.c.status == status.value, REMARKABLE), None, workspaces)
+    return _Member((runs.c.status == status.value, implied(REMARKABLE)), None, workspaces)
 
 
 def newest(

@@ -19,16 +19,16 @@ from ...runs import LIVE
 from ...runs import RunStatus
 from ...search import fits_error
 from ...search import fits_value
-from ...search import fragment
 from ...search import Hides
-from ...search import key_fragments
 from ...search import Term
+from ...search import traces
 from ...search import WORD
 from .criteria import Criteria
 from .criteria import Facts
 from .criteria import Filter
 from .criteria import Test
 from .rows import Conditions
+from .rows import OPEN
 
 #: Of more runs that wait for one event, the newest waiting runs are looked through.
 _FEW = 10_000
@@ -37,7 +37,6 @@ _WORKERS = 1_000
 
 _LIKE_AN_ID = re.compile(r"[0-9A-Za-z_-]{1,36}")
 _UNFINISHED_OR_FAILED = (*LIVE, RunStatus.FAILED, RunStatus.CANCELLED)
-_TELLING = ("running", "retrying", "sleeping", "waiting", "failed")
 
 
 def alternatives(
@@ -47,7 +46,7 @@ def alternatives(
     for term in terms:
         if term.field != WORD and not term.tested:
             criteria = _narrowed(facts, criteria, term)
-    criteria = _tested(criteria, [term for term in terms if term.tested], hidden)
+    criteria = _tested(facts, criteria, [term for term in terms if term.tested], hidden)
     words = [term for term in terms if term.field == WORD]
     leading = next((term for term in words if not term.negated), None)
     criteria = criteria.plus(*(_word(term) for term in words if term is not leading))
@@ -81,7 +80,7 @@ def _narrowed(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
             return _awaiting(facts, criteria, term)
         case "step":
             narrowed = criteria if term.negated else criteria.in_status(*_UNFINISHED_OR_FAILED)
-            return narrowed.plus(Filter(("id",), lambda c: _signed(_at_step(c, value), term)))
+            return narrowed.plus(Filter(("id", "status"), lambda c: _signed(_at_step(c, value), term)))
         case "id":
             return criteria.plus(Filter(("id",), lambda c: sa.func.substr(c.id, 1, len(value)) != _lower(value)))
         case "version":
@@ -158,7 +157,7 @@ def _awaiting(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
     name = term.value
 
     def condition(c: sa.ColumnCollection[str, sa.ColumnElement[str]]) -> sa.ColumnElement[bool]:
-        return _signed(sa.exists().where(waits.c.run_id == c.id, waits.c.name == name), term)
+        return _signed(_has(waits.c.run_id == c.id, waits.c.name == name), term)
 
     if term.negated:
         return criteria.plus(Filter(("id",), condition))
@@ -173,17 +172,35 @@ def _awaiting(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
 def _at_step(c: sa.ColumnCollection[str, sa.ColumnElement[str]], name: str) -> sa.ColumnElement[bool]:
     """That a step of that name is open or failed. Its key may say which use it is, and in which branch."""
     key = steps.c.key
+    named = _named(key, name)
+    # Of the open ones there is an index. Functions are called on keys last, and never on many.
+    live = c.status.in_([status.value for status in LIVE])
+    return sa.or_(
+        sa.and_(live, _has(steps.c.run_id == c.id, OPEN, named)),
+        _has(steps.c.run_id == c.id, named, steps.c.status == "failed"),
+    )
+
+
+def _has(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """That a row of another table meets the conditions, which is looked up run by run.
+
+    Without the offset PostgreSQL may choose to gather all such rows of the table once, however many these are.
+    """
+    return sa.exists(sa.select(sa.literal(1)).where(*conditions).offset(0))
+
+
+def _named(key: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
     own = sa.or_(key == name, sa.func.substr(key, 1, len(name) + 1) == f"{name}#")
     branched = sa.or_(
         sa.func.substr(key, sa.func.length(key) - len(name)) == f"/{name}", sa.func.replace(key, f"/{name}#", "") != key
     )
-    return sa.exists().where(steps.c.run_id == c.id, steps.c.status.in_(_TELLING), sa.or_(own, branched))
+    return sa.or_(own, branched)
 
 
 # Stored values -----------------------------------------------------------------------------
 
 
-def _tested(criteria: Criteria, terms: Sequence[Term], hidden: Hides | None) -> Criteria:
+def _tested(facts: Facts, criteria: Criteria, terms: Sequence[Term], hidden: Hides | None) -> Criteria:
     """What code must look at is first narrowed down to what may fit by the texts that stand in it."""
     for column, group in groupby(sorted(terms, key=lambda term: term.field), key=lambda term: term.field):
         asked = tuple(group)
@@ -196,15 +213,18 @@ def _tested(criteria: Criteria, terms: Sequence[Term], hidden: Hides | None) -> 
         if column == "output" and wanted:
             criteria = criteria.in_status(RunStatus.COMPLETED)
         criteria = replace(criteria, tests=(*criteria.tests, test))
-        criteria = criteria.plus(*(_contains(column, text) for term in wanted for text in _texts(term)))
+        # The most telling are looked for first.
+        texts = [group for term in wanted for group in reversed(traces(term))]
+        criteria = criteria.plus(*(_contains(facts.connection.dialect, column, group) for group in texts))
     return criteria
 
 
-def _texts(term: Term) -> list[str]:
-    return [text for text in (*key_fragments(term), fragment(term)) if text]
+def _contains(dialect: sa.Dialect, column: str, texts: Sequence[str]) -> Filter:
+    place = sa.func.strpos if dialect.name == "postgresql" else sa.func.instr
 
+    def condition(c: sa.ColumnCollection[str, sa.ColumnElement[str]]) -> sa.ColumnElement[bool]:
+        if column == "error":
+            return sa.or_(*(c[column].icontains(text, autoescape=True) for text in texts))
+        return sa.or_(*(place(c[column], text) > 0 for text in texts))
 
-def _contains(column: str, text: str) -> Filter:
-    if column == "error":
-        return Filter((column,), lambda c: c[column].icontains(text, autoescape=True))
-    return Filter((column,), lambda c: c[column].contains(text, autoescape=True))
+    return Filter((column,), condition)

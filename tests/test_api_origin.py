@@ -103,7 +103,14 @@ def test_bearer_token_is_proof_enough(app: Flask) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"}]
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+    ],
 )
 def test_another_site_is_refused_whatever_it_brings(app: Flask, headers: dict[str, str]) -> None:
     run_id = rows_of(app).run("waiting")

@@ -68,7 +68,10 @@ def _holder(visitor: str) -> list[str]:
 
 
 def _is_ours(origin: str, request: Request) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
     return (parts.scheme, parts.netloc) == (request.scheme, request.host)
 
 

@@ -12,25 +12,32 @@ from dataclasses import replace
 from .runs import RunError
 
 #: Hidden wherever they stand in a key.
-_ANYWHERE = r"pass(?:word|wd|phrase)|secret|token|api.?key|cookie|session|private|credential"
+_ANYWHERE = (
+    r"pass[_ -]?(?:word|wd|phrase|code)|pwd|secret|token|(?:api|access|signing|encryption).?key|cookie|session|private"
+    r"|credential"
+)
 #: Hidden where a word of the key begins with them, so that `dashboard` and `classname` stay readable.
-_AT_WORDS = r"auth(?!or(?![iz]))|card|cvv|cvc|iban|ssn|otp"
+_AT_WORDS = r"pass(?![a-z])|o?auth(?!or(?![iz]))|(?:credit|debit|bank)?card|cvv|cvc|iban|ssn|t?otp"
 
 _KEY = re.compile(rf"{_ANYWHERE}|(?<![a-z])(?:{_AT_WORDS})", re.IGNORECASE)
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}(?:\.[A-Za-z0-9_-]*)?")
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
-_URL_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,256}:)[^\s/'\"<>]{1,1024}(?=@)")
+#: Up to the `@`, or to where the text was cut off, unless that looks like a port.
+_URL_PASSWORD = re.compile(
+    r"([A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"<>]{0,256}:)"
+    r"(?:(?:[^\s/'\"<>]|/(?!/)){1,1024}(?=@)|(?!\d{0,5}[^\w\s'\"<>]*\Z)[^\s/'\"<>]{1,1024}\Z)"
+)
 _SCHEME = re.compile(r"\b(Bearer|Basic|Digest)(\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
 _HEADER = re.compile(r"\b((?:set-)?cookie|(?:proxy-)?authorization)(: ?)[^\n\"'}]+", re.IGNORECASE)
 #: Begins at the telling word and not at the key's beginning, so that it is tried at few places of a long text.
 _PAIR = re.compile(
     rf"""
     (?P<key> (?: {_ANYWHERE} | (?<![a-z]) (?: {_AT_WORDS} ) ) [A-Za-z0-9_.-]{{0,40}} )
-    (?P<between> \\?["']? \s? (?: => | [:=] ) [ \t]* )
+    (?P<between> \\{{0,15}} ["']? \s? [ \t]{{0,20}} (?: => | [:=] ) [ \t]* (?: [bru]{{1,2}} (?=\\{{0,15}}["']) )? )
     (?:
-        (?P<quote> \\?["'] ) (?P<quoted> .*? ) (?: (?P=quote) | \Z )
+        (?P<quote> \\{{0,15}} ["'] ) (?P<quoted> .*? ) (?: (?<!\\) (?P=quote) | \Z )
         | (?P<open> [\[{{(] )
         | (?P<bare> [^\s,;&"'\\)\]}}]+ )
     )
@@ -43,7 +50,7 @@ _MARK = re.compile(r"""\\.|["'\[\]{}()]""", re.DOTALL)
 
 def hides(key: str) -> str | None:
     """The word in a key that hides what stands under it; null for a harmless key."""
-    found = _KEY.search(_HUMP.sub("_", key))
+    found = _KEY.search(_HUMP.sub("_", key)) or _KEY.search(key)
     return None if found is None else found[0].lower()
 
 

@@ -56,6 +56,18 @@ from tests.rows import rows_of
         "iban",
         "userSSN",
         "otp_code",
+        "passWord",
+        "PassWord",
+        "pass_phrase",
+        "DB_PASS",
+        "pwd",
+        "passcode",
+        "accessKey",
+        "signing_key",
+        "oauth",
+        "totp",
+        "creditcard",
+        "HTTPAuth",
     ],
 )
 def test_telling_key_is_hidden(key: str) -> None:
@@ -89,6 +101,14 @@ def test_hidden_key_names_the_word() -> None:
         ("{'user': 'a', 'api_key': 'sk-123'}", "sk-123"),
         ('{"user": "a", "token": "a b c"}', "a b c"),
         ('"{\\"token\\": \\"tok-1\\"}"', "tok-1"),
+        ('{"password": "a\\"hunter2"}', "hunter2"),
+        (json.dumps(json.dumps({"password": 'a"hunter2'})), "hunter2"),
+        (json.dumps(json.dumps(json.dumps({"password": "hunter2"}))), "hunter2"),
+        ("{'password': b'hunter2'}", "hunter2"),
+        ("{'password': 'a\\'hunter2'}", "hunter2"),
+        ("password   =   hunter2", "hunter2"),
+        ("no route to postgresql://app:hunter2/x@db/shop", "hunter2"),
+        ("could not connect to postgresql://app:hunter2", "hunter2"),
         ("https://example.com/?access_token=t0k3n&page=2", "t0k3n"),
     ],
 )
@@ -110,6 +130,9 @@ def test_secret_in_a_text_is_hidden(text: str, secret: str) -> None:
         "https://example.com/a?b=c",
         "division by zero",
         "session expired",
+        "no answer from http://localhost:8080",
+        "no answer from http://localhost:8080.",
+        "compass: north, bypass=3",
     ],
 )
 def test_harmless_text_stays_as_it_is(text: str) -> None:
@@ -137,7 +160,22 @@ def test_message_and_traceback_of_an_error_are_redacted() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["x", "token", "pass", "auth", "a://", "eyJ", "-----BEGIN A-----", 'token="', "bearer ", "card:", "_", "."]
+    "piece",
+    [
+        "x",
+        "token",
+        "pass",
+        "auth",
+        "a://",
+        "a://b:c",
+        "eyJ",
+        "-----BEGIN A-----",
+        'token="',
+        "bearer ",
+        "card:",
+        "_",
+        ".",
+    ],
 )
 def test_long_text_takes_no_time(piece: str) -> None:
     text = piece * (200_000 // len(piece))

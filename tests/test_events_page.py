@@ -413,6 +413,30 @@ def test_message_to_a_run_that_is_not_for_the_visitor_is_not_found(
     assert run not in response.text
 
 
+def test_payload_of_a_message_is_asked_for_with_its_run(app: Flask, rows: Rows, workflows: Workflows) -> None:
+    run = rows.run("waiting", workflow="salaries")
+    event = rows.event("line", run_id=run, payload='{"amount": 8812}')
+
+    @workflows.authorize
+    def may(action: str, run: Run | None = None) -> bool:
+        return run is None or action != "view_payload"
+
+    response = app.test_client().get(f"/workflows/event/{event}")
+
+    assert response.status_code == 200
+    assert "8812" not in response.text
+    assert "You may not see payloads." in text_of(response)
+
+
+def test_half_of_a_surrogate_pair_spoils_no_page(app: Flask, rows: Rows) -> None:
+    event = rows.event("paid", payload='{"a": "\\ud800"}')
+
+    response = app.test_client().get(f"/workflows/event/{event}")
+
+    assert response.status_code == 200
+    assert "\\ud800" in response.text
+
+
 def test_b109_names_payloads_and_ids_are_text(app: Flask, rows: Rows) -> None:
     payload = json.dumps({EVIL: f"</script>{EVIL}"})
     event = rows.event(EVIL, workspace=EVIL, delivery_id=EVIL, payload=payload)

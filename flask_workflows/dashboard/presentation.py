@@ -127,9 +127,11 @@ class Presentation:
             self._environment.loader = jinja2.ChoiceLoader([loader, self._ours])
 
     def render(self, template: str, viewer: Viewer, **values: Any) -> str:
-        return self._environment.get_template(f"{FOLDER}/{template}").render(
+        text = self._environment.get_template(f"{FOLDER}/{template}").render(
             viewer=viewer, url_for=url_for, app_name=_app_name(), app_url=_app_url(), **values
         )
+        # Half of a surrogate pair may stand in a stored text, and is no text in UTF-8.
+        return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _app_name() -> str:

@@ -101,8 +101,11 @@ def event(visit: Visit, event_id: str) -> ResponseReturnValue:
     if found is None or not visit.sees(found[0].workspace):
         return _no_event(visit, event_id)
     shown, payload = found
-    if shown.run_id is not None and not isinstance(find(visit, shown.run_id), Run):
-        return _no_event(visit, event_id)
+    if shown.run_id is not None:
+        receiver = find(visit, shown.run_id)
+        if not isinstance(receiver, Run):
+            return _no_event(visit, event_id)
+        payloads = payloads and visit.may(Permission.VIEW_PAYLOAD, receiver)
     with visit.reading() as connection:
         received = None if shown.run_id is None else read.received_at(connection, shown.run_id, shown.id)
         waited = bool(read.waited_names(connection, {shown.name}, scope))

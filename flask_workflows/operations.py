@@ -27,6 +27,8 @@ from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
 from .errors import RunNotSleeping
+from .errors import UndecodableValue
+from .hooks import app_hides
 from .runs import Run
 from .runs import RunQuery
 from .runtime import current_runtime
@@ -160,13 +162,16 @@ def input_of(order: Order, expected: int) -> dict[str, Any]:
 
 
 def order_of(run: Run) -> tuple[Order, int]:
-    """What an operation was ordered to do, and to how many runs."""
-    order: Order = _ORDERS.load(json.dumps(run.input["order"]), where=f"run {run.id}")
-    return order, int(run.input["expected"])
+    """What an operation was ordered to do, and to how many runs. Raises `UndecodableValue`."""
+    match run.input:
+        case {"order": found, "expected": int(expected)}:
+            order: Order = _ORDERS.load(json.dumps(found), where=f"run {run.id}")
+            return order, expected
+    raise UndecodableValue(f"run {run.id}: its input is no order")
 
 
 def tally_of(run: Run) -> Tally | None:
-    """What came of an operation; null while it goes on, and where it was stopped."""
+    """What came of an operation; null while it goes on, and where it was stopped. Raises `UndecodableValue`."""
     if not isinstance(run.output_json, str):
         return None
     tally: Tally = _TALLIES.load(run.output_json, where=f"run {run.id}")
@@ -184,5 +189,5 @@ def _next(runtime: Runtime, order: Order, cursor: str | None) -> tuple[tuple[Run
             return tuple(run for run in found if run is not None), str(start + CHUNK) if more else None
         query = replace(order.query, limit=CHUNK, cursor=cursor)
         real_time = runtime.store.clock() is None
-        page = read.list_runs(connection, query, scan=_SCAN, until=order.until, real_time=real_time)
+        page = read.list_runs(connection, query, scan=_SCAN, until=order.until, real_time=real_time, hidden=app_hides())
         return page.runs, page.older

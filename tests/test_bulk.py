@@ -337,6 +337,51 @@ def test_b110_other_workspaces_are_out_of_reach(
     assert workflows.get(theirs).status != "cancelled"
 
 
+def test_b111_what_the_app_hides_is_not_found_by_an_operation(
+    app: Flask, client: FlaskClient, rows: Rows, workflows: Workflows
+) -> None:
+    workflows.redact(lambda path, value: path == "$.salary")
+    run_id = rows.run("failed", input='{"salary": 5, "name": "ana"}')
+
+    hidden = confirm(client, "retry", all="1", q="input.salary:5")
+    shown = confirm(client, "retry", all="1", q="input.name:ana")
+
+    assert "Nothing to do" in text_of(hidden)
+    assert run_id not in hidden.text
+    assert "Retry 1 run?" in text_of(shown)
+    found = Order("retry", By("ana"), query=RunQuery(search="input.salary:5"))
+    with app.app_context():
+        assert operations.act("none", found, None).done == 0
+
+
+def test_who_ordered_it_and_why_are_for_those_who_see_the_audit(client: FlaskClient, rows: Rows, may: set[str]) -> None:
+    rows.run("sleeping", due_at=NOW_MS + HOUR_MS)
+    done = order(client, confirm(client, "wake", all="1"), reason="asked, password=hunter2").headers["Location"]
+
+    shown = [client.get(address).text for address in (done, "/workflows/ops")]
+    may.add("view_audit")
+    hidden = [client.get(address).text for address in (done, "/workflows/ops")]
+
+    assert "asked, password=[hidden]" in shown[0]
+    assert all("ana" in text and "hunter2" not in text for text in shown)
+    assert not any("ana" in text or "asked" in text for text in hidden)
+
+
+@pytest.mark.parametrize("stored", ["{", "null", "[]", '{"order": 1, "expected": 2}', '{"expected": "x"}'])
+def test_operation_that_cannot_be_read_spoils_nothing(
+    client: FlaskClient, rows: Rows, scope: list[Any], stored: str
+) -> None:
+    broken = [rows.run(status, workflow=BULK, input=stored, output="{") for status in ("completed", "running")]
+
+    for run_id in broken:
+        page = client.get(f"/workflows/ops/{run_id}")
+        assert page.status_code == 200
+        assert "Unreadable order" in text_of(page)
+        assert run_id in client.get("/workflows/ops").text
+    scope[0] = ("north",)
+    assert client.get(f"/workflows/ops/{broken[0]}").status_code == 404
+
+
 def test_texts_are_shown_as_text(client: FlaskClient, rows: Rows) -> None:
     evil = "<img src=x onerror=alert(1)>"
     page = confirm(client, "cancel", run=[rows.run("sleeping", workflow=evil[:20], due_at=NOW_MS + HOUR_MS)])

@@ -19,13 +19,17 @@ from itsdangerous import URLSafeTimedSerializer
 
 from ... import operations
 from ... import service
+from ...audit import By
 from ...errors import InvalidCursor
 from ...errors import RunFinished
+from ...errors import UndecodableValue
 from ...names import is_clean
 from ...names import new_id
 from ...operations import BULK
 from ...operations import MOST
 from ...operations import Order
+from ...operations import Tally
+from ...redaction import redact_text
 from ...runs import Run
 from ...runs import RunQuery
 from ...store import reading as read
@@ -41,6 +45,7 @@ from ..routes import post
 from ..visit import Visit
 from .run import find
 from .runs import FilterError
+from .runs import how_to_look
 from .runs import read_filters
 from .runs import SCAN
 
@@ -48,6 +53,8 @@ _SALT = "flask_workflows.bulk"
 _SECONDS = 3_600
 #: Ids in one form.
 _TICKED = 200
+#: What is said to be done by an order that cannot be read.
+_UNREADABLE = "Unreadable order of"
 
 
 def confirm(visit: Visit) -> ResponseReturnValue:
@@ -82,7 +89,7 @@ def _ordered(visit: Visit, action: str) -> Order:
     filters = read_filters(visit, given, now)
     query = replace(filters.query, cursor=None, limit=50)
     with visit.reading() as connection:
-        newest = read.list_runs(connection, replace(query, limit=1), scan=SCAN, real_time=visit.real_time).runs
+        newest = read.list_runs(connection, replace(query, limit=1), scan=SCAN, **how_to_look(visit)).runs
     return Order(action, visit.by, query=query, until=newest[0].id if newest else None, scope=visit.scope)
 
 
@@ -99,12 +106,10 @@ def _ask(visit: Visit, order: Order, operation: str, form: Form) -> ResponseRetu
             samples = [run for run_id in order.runs if (run := read.read_run(connection, run_id, payloads=False))]
         else:
             shares = read.split_runs(
-                connection, order.query, cap=MOST + 1, scan=SCAN, until=order.until, real_time=visit.real_time
+                connection, order.query, cap=MOST + 1, scan=SCAN, until=order.until, **how_to_look(visit)
             )
             few = replace(order.query, limit=SAMPLES)
-            samples = list(
-                read.list_runs(connection, few, scan=SCAN, until=order.until, real_time=visit.real_time).runs
-            )
+            samples = list(read.list_runs(connection, few, scan=SCAN, until=order.until, **how_to_look(visit)).runs)
     page = confirm_page(order.action, shares, samples)
     return visit.page(
         "bulk",
@@ -150,17 +155,18 @@ def _expected(visit: Visit, order: Order) -> int:
             shares = read.split_listed(connection, order.runs)
         else:
             shares = read.split_runs(
-                connection, order.query, cap=MOST + 1, scan=SCAN, until=order.until, real_time=visit.real_time
+                connection, order.query, cap=MOST + 1, scan=SCAN, until=order.until, **how_to_look(visit)
             )
     return min(sum(share.count for share in shares if share.status in kind.statuses), MOST)
 
 
 def listed(visit: Visit) -> ResponseReturnValue:
     """The newest operations."""
+    audited = visit.may(Permission.VIEW_AUDIT)
     with visit.reading() as connection:
         now = visit.now(connection)
         page = read.list_runs(connection, RunQuery(workflow=BULK, limit=100), payloads=True, real_time=visit.real_time)
-        rows = tuple(_operation(connection, run) for run in page.runs if _sees(visit, run))
+        rows = tuple(_operation(connection, run, audited=audited) for run in page.runs if _sees(visit, run))
     return visit.page("operations", now, rows, section="runs")
 
 
@@ -169,10 +175,11 @@ def operation(visit: Visit, run_id: str) -> ResponseReturnValue:
     run = _find(visit, run_id)
     if run is None:
         return visit.no_run(run_id)
+    audited = visit.may(Permission.VIEW_AUDIT)
     with visit.reading() as connection:
         now = visit.now(connection)
         workers = read.live_workers(connection, now)
-        shown = _operation(connection, run)
+        shown = _operation(connection, run, audited=audited)
     shown = replace(shown, now=headline(shown, workers=bool(workers) or visit.runtime.inline))
     return visit.page("operation", now, shown, section="runs", interval=3, linked=visit.sees(run.workspace))
 
@@ -198,21 +205,37 @@ def _find(visit: Visit, run_id: str) -> Run | None:
 
 def _sees(visit: Visit, run: Run) -> bool:
     """Whether all that an operation may touch lies in the visitor's scope."""
-    order, _ = operations.order_of(run)
+    order, _ = _order_of(run)
     return visit.scope is None or (order.scope is not None and set(order.scope) <= set(visit.scope))
 
 
-def _operation(connection: sa.Connection, run: Run) -> Operation:
-    order, expected = operations.order_of(run)
-    tally = operations.tally_of(run)
+def _order_of(run: Run) -> tuple[Order, int]:
+    """The order; of one that cannot be read, one of nothing, for those who see all workspaces."""
+    try:
+        return operations.order_of(run)
+    except UndecodableValue:
+        return Order(_UNREADABLE, By("")), 0
+
+
+def _tally_of(run: Run) -> Tally | None:
+    try:
+        return operations.tally_of(run)
+    except UndecodableValue:
+        return None
+
+
+def _operation(connection: sa.Connection, run: Run, *, audited: bool) -> Operation:
+    """What became of it; who ordered it and why stand in the audit too, and are for those who may see that."""
+    order, expected = _order_of(run)
+    tally = _tally_of(run)
     progress = read.read_progress(connection, run.id)
     done = read.count_operation(connection, run.id, cap=MOST + 1).value
     return Operation(
         id=run.id,
         state="stopping" if run.cancelling else run.status,
         noun=KINDS[order.action].noun if order.action in KINDS else order.action,
-        actor=order.by.actor,
-        reason=order.by.reason,
+        actor=order.by.actor if audited else "",
+        reason=redact_text(order.by.reason) if audited else "",
         created_at=run.created_at,
         finished_at=run.finished_at,
         seen=tally.seen if tally is not None else max(int(progress), done),

@@ -164,7 +164,7 @@ def _read_list(visit: Visit, filters: Filters, around: Surroundings, now: dateti
     first: str | None = None
     open_steps: Mapping[str, tuple[Step, ...]] = {}
     tries: Mapping[str, int] = {}
-    how = _how(visit)
+    how = how_to_look(visit)
     try:
         with visit.reading() as connection:
             page = read.list_runs(connection, filters.listed, scan=SCAN, until=filters.until, **how)
@@ -195,7 +195,7 @@ def _read_list(visit: Visit, filters: Filters, around: Surroundings, now: dateti
     return shown, first
 
 
-def _how(visit: Visit) -> dict[str, Any]:
+def how_to_look(visit: Visit) -> dict[str, Any]:
     """What every query of the list has to know. What the app hides must not be found either."""
     return {"real_time": visit.real_time, "hidden": app_hides()}
 
@@ -206,7 +206,7 @@ def _counts(visit: Visit, filters: Filters) -> Mapping[RunStatus, Count] | None:
     def count() -> Mapping[RunStatus, Count] | None:
         try:
             with visit.reading() as connection:
-                return read.count_runs(connection, replace(filters.query, status=None), **_how(visit))
+                return read.count_runs(connection, replace(filters.query, status=None), **how_to_look(visit))
         except ReadTimeout:
             return None
 
@@ -227,7 +227,7 @@ def _others(visit: Visit, filters: Filters, now: datetime) -> tuple[Other, ...]:
             wider = read_filters(visit, args, now)
             try:
                 with visit.reading() as connection:
-                    number = read.count_matching(connection, wider.query, **_how(visit))
+                    number = read.count_matching(connection, wider.query, **how_to_look(visit))
             except ReadTimeout:
                 continue
             if number.value:

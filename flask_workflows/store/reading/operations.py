@@ -15,6 +15,7 @@ from ...runs import decode
 from ...runs import PROGRESS
 from ...runs import RunQuery
 from ...runs import Share
+from ...search import Hides
 from .rows import capped
 from .runs import selected_ids
 
@@ -27,10 +28,11 @@ def split_runs(
     scan: int | None = None,
     until: str | None = None,
     real_time: bool = True,
+    hidden: Hides | None = None,
 ) -> tuple[Share, ...]:
     """How many of the newest `cap` runs that match are of each workflow, version and status, the most first."""
     newest = replace(query, cursor=None)
-    found = selected_ids(connection, newest, limit=cap, scan=scan, until=until, real_time=real_time)
+    found = selected_ids(connection, newest, limit=cap, scan=scan, until=until, real_time=real_time, hidden=hidden)
     return () if found is None else _shares(connection, sa.select(found.subquery().c.id))
 
 

@@ -349,7 +349,7 @@ def _due(run: Run, around: Surroundings) -> bool:
 
 
 def _late(run: Run, around: Surroundings) -> bool:
-    return run.due_at is not None and run.due_at + PATIENCE < around.now
+    return run.due_at is not None and run.due_at < around.now - PATIENCE
 
 
 def on_worker(run: Run, around: Surroundings) -> Text:
@@ -707,7 +707,7 @@ def _why_cancelled(run: Run, around: Surroundings, beside: Beside) -> Why:
 def _kept(run: Run, around: Surroundings) -> Text:
     if not around.keep_days or run.finished_at is None:
         return ()
-    until = run.finished_at + timedelta(days=around.keep_days)
+    until = phrases.later(run.finished_at, timedelta(days=around.keep_days))
     return ("Kept until ", Instant(until), f" ({phrases.several(around.keep_days, 'day')}).")
 
 

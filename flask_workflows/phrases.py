@@ -47,18 +47,34 @@ def _pair(large: int, large_unit: str, small: int, small_unit: str) -> str:
     return f"{large} {large_unit} {small} {small_unit}" if small else f"{large} {large_unit}"
 
 
+def local(at: datetime, zone: tzinfo) -> datetime:
+    """The instant in a zone; in its own where the calendar ends before that."""
+    try:
+        return at.astimezone(zone)
+    except OverflowError:
+        return at
+
+
+def later(at: datetime, length: timedelta) -> datetime:
+    """The instant so much later; the instant itself where the calendar ends before that."""
+    try:
+        return at + length
+    except OverflowError:
+        return at
+
+
 def instant(at: datetime, *, now: datetime, zone: tzinfo, seconds: bool = True) -> str:
     """The time of day today, with the day on other days: "14:01:58", "Thu 4 Dec 09:00", "12 Oct 2025 09:00"."""
-    local, today = at.astimezone(zone), now.astimezone(zone).date()
-    if local.date() == today:
-        return local.strftime("%H:%M:%S" if seconds else "%H:%M")
+    there, today = local(at, zone), now.astimezone(zone).date()
+    if there.date() == today:
+        return there.strftime("%H:%M:%S" if seconds else "%H:%M")
 
-    day = f"{local.day} {_MONTHS[local.month - 1]}"
-    if local.year != today.year:
-        day = f"{day} {local.year}"
-    elif abs((local.date() - today).days) < 7:
-        day = f"{_DAYS[local.weekday()]} {day}"
-    return f"{day} {local:%H:%M}"
+    day = f"{there.day} {_MONTHS[there.month - 1]}"
+    if there.year != today.year:
+        day = f"{day} {there.year}"
+    elif abs((there.date() - today).days) < 7:
+        day = f"{_DAYS[there.weekday()]} {day}"
+    return f"{day} {there:%H:%M}"
 
 
 def number(value: int) -> str:

@@ -852,3 +852,17 @@ def test_page_follows_a_real_run(database_url: str, make_app: apps.MakeApp) -> N
     assert 'approve message 12:00:05 by receive approve, 12:00:05 "yes"' in text
     assert 'paid event 12:00:05 by wait paid, 12:00:05 { "order_id": 7 }' in text
     assert "ben send message approve" in text
+
+
+@pytest.mark.parametrize("zone", ["", "Pacific/Kiritimati", "America/New_York"])
+def test_run_that_sleeps_until_the_end_of_the_calendar_has_its_pages(
+    client: FlaskClient, rows: Rows, zone: str
+) -> None:
+    last = 253_402_300_799_000
+    sleeping = rows.run("sleeping", due_at=last)
+    rows.step(sleeping, "$sleep", 1, "sleeping", kind="sleep", due_at=last)
+    finished = rows.run("completed", finished_at=last)
+    client.set_cookie("workflows_view", f"zone={zone}")
+
+    for path in (f"run/{sleeping}", f"run/{sleeping}/move", f"run/{finished}", "runs", "waits", ""):
+        assert client.get(f"/workflows/{path}").status_code == 200

@@ -341,7 +341,7 @@ def _cannot_release(scene: Scene) -> Text:
         return ("No worker holds it: it is ", Name(scene.state), ".")
     live = around.names.get(run.worker)
     worker = live or scene.holder
-    if worker is None or worker.stopped_at is not None or worker.seen_at + scene.lost_after < around.now:
+    if worker is None or worker.stopped_at is not None or worker.seen_at < around.now - scene.lost_after:
         return ()
     seconds = phrases.age(scene.lost_after)
     seen = Instant(worker.seen_at, "ago")

@@ -92,7 +92,7 @@ def woke(event: InboxEvent, *, scoped: bool) -> Text:
 
 
 def _notice(events: Collection[InboxEvent], around: Surroundings) -> Text:
-    late = [event for event in events if event.state is EventState.NEW and event.emitted_at + PATIENCE < around.now]
+    late = [event for event in events if event.state is EventState.NEW and event.emitted_at < around.now - PATIENCE]
     if not late or around.workers:
         return ()
     return ("No worker is live, so new events wake nobody. Start one: ", Name(work_command()))

@@ -91,7 +91,7 @@ def _timers(timers: Timers, open_steps: Mapping[str, Sequence[Step]], around: Su
 
 def _timer(run: Run, open_steps: Sequence[Step], around: Surroundings) -> TimerRow:
     wakes = run.due_at or run.updated_at
-    overdue = wakes + PATIENCE < around.now
+    overdue = wakes < around.now - PATIENCE
     shown = state(run, open_steps)
     doing = now_doing(run, open_steps, around) if overdue or shown != "sleeping" else _sleep(run, open_steps)
     return TimerRow(run.id, run.workflow, shown, wakes, overdue, doing, run.updated_at)

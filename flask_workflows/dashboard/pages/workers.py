@@ -11,6 +11,7 @@ from datetime import datetime
 from datetime import timedelta
 from enum import StrEnum
 
+from ... import phrases
 from ...explain import Instant
 from ...explain import main_step
 from ...explain import Name
@@ -192,14 +193,18 @@ def _next(
 ) -> Iterator[str | Name | Instant]:
     match state:
         case WorkerState.LATE:
-            yield from ("Unless it is heard of, it counts as lost at ", Instant(worker.seen_at + lost_after), ".")
+            yield from (
+                "Unless it is heard of, it counts as lost at ",
+                Instant(phrases.later(worker.seen_at, lost_after)),
+                ".",
+            )
             if runs:
                 yield " "
                 yield from _taken_over(worker, runs, around)
         case WorkerState.LOST | WorkerState.STOPPED if runs:
             yield from _taken_over(worker, runs, around)
         case WorkerState.LOST | WorkerState.STOPPED:
-            yield from ("Listed until ", Instant(worker.seen_at + KEPT), ".")
+            yield from ("Listed until ", Instant(phrases.later(worker.seen_at, KEPT)), ".")
 
 
 def _taken_over(worker: Worker, runs: Sequence[Run], around: Surroundings) -> Text:

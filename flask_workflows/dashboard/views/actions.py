@@ -213,7 +213,7 @@ def _planned(visit: Visit, scene: Scene) -> str:
     """When the run is due, as a field for a local time holds it."""
     viewer = Viewer.of(visit.request, scene.around.now)
     due_at = scene.run.due_at
-    return "" if due_at is None else f"{due_at.astimezone(viewer.zone):%Y-%m-%dT%H:%M:%S}"
+    return "" if due_at is None else f"{phrases.local(due_at, viewer.zone):%Y-%m-%dT%H:%M:%S}"
 
 
 def _look(visit: Visit, action: RunAction, run: Run) -> Looked:

@@ -119,7 +119,7 @@ def _written(text: str, hides_too: Hides | None) -> Iterator[str]:
         # Not readable as JSON: the text itself, as a JSON string.
         yield json.dumps(redact_text(text) if hides_too is None else Hidden().plain, ensure_ascii=False)
     else:
-        for part in _lines(value, "", "$", _Asked(hides_too)):
+        for part in _lines(value, "", "$", _Asked(hides_too), whole=True):
             yield json.dumps(part.plain) if isinstance(part, Hidden) else part
     yield "\n"
 
@@ -179,7 +179,8 @@ def _take(parts: Iterable[str | Hidden], limit: int) -> tuple[tuple[str | Hidden
     return (*taken, "".join(text)), True
 
 
-def _lines(value: Any, indent: str, path: str, asked: _Asked) -> Iterator[str | Hidden]:
+def _lines(value: Any, indent: str, path: str, asked: _Asked, *, whole: bool = False) -> Iterator[str | Hidden]:
+    """The value laid out; of a long text only the beginning, unless it is to be `whole`."""
     if asked.hides(path, value):
         yield Hidden()
         return
@@ -188,12 +189,12 @@ def _lines(value: Any, indent: str, path: str, asked: _Asked) -> Iterator[str | 
         case _Pairs() if value:
             yield "{"
             for place, (key, held) in enumerate(value):
-                yield f"{',' if place else ''}\n{inner}{_quoted(key)}: "
+                yield f"{',' if place else ''}\n{inner}{_quoted(key, whole=whole)}: "
                 word = hides(key)
                 if word is not None and held is not None and not isinstance(held, bool):
                     yield Hidden(word)
                 else:
-                    yield from _lines(held, inner, under(path, key), asked)
+                    yield from _lines(held, inner, under(path, key), asked, whole=whole)
             yield f"\n{indent}}}"
         case _Pairs():
             yield "{}"
@@ -201,12 +202,12 @@ def _lines(value: Any, indent: str, path: str, asked: _Asked) -> Iterator[str | 
             yield "["
             for place, held in enumerate(value):
                 yield f"{',' if place else ''}\n{inner}"
-                yield from _lines(held, inner, under(path, place), asked)
+                yield from _lines(held, inner, under(path, place), asked, whole=whole)
             yield f"\n{indent}]"
         case _Number():
             yield value
         case str():
-            yield _quoted(value)
+            yield _quoted(value, whole=whole)
         case _:
             yield json.dumps(value)
 
@@ -239,8 +240,8 @@ class _Asked:
         return self._converted[id(value)]
 
 
-def _quoted(text: str) -> str:
-    return json.dumps(redact_text(text[:_TEXT_LIMIT]), ensure_ascii=False)
+def _quoted(text: str, *, whole: bool) -> str:
+    return json.dumps(redact_text(text if whole else text[:_TEXT_LIMIT]), ensure_ascii=False)
 
 
 # Beginnings ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import json
 import pytest
 from markupsafe import escape
 
+from flask_workflows.payloads import copied
 from flask_workflows.payloads import Folded
 from flask_workflows.payloads import Frame
 from flask_workflows.payloads import Hidden
@@ -194,6 +195,14 @@ def test_whole_value_is_written_as_json_without_its_secrets() -> None:
         "x": "€",
     }
     assert "1.50" in whole(stored)
+
+
+def test_long_text_is_written_whole() -> None:
+    text = f"{'x' * 65_530} postgresql://app:hunter2@db/shop {'y' * 100_000}"
+    stored = json.dumps({"a": text})
+
+    assert json.loads(whole(stored)) == {"a": text.replace("hunter2", "[hidden]")}
+    assert copied(json.dumps({"a": "x" * 100_000})) is not None
 
 
 @pytest.mark.parametrize("stored", ['{"password": "hunter2', "[" * 100_000, "[" * 500 + "]" * 500, "", "nope"])

@@ -11,12 +11,18 @@ import inspect
 import json
 import random
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from datetime import timedelta
+from functools import partial
+from threading import current_thread
 from threading import get_ident
+from threading import main_thread
 from typing import Any
 from typing import get_type_hints
 from typing import NoReturn
@@ -25,6 +31,7 @@ from typing import ParamSpec
 from typing import TYPE_CHECKING
 from typing import TypeVar
 
+from flask import has_app_context
 from werkzeug.local import LocalProxy
 
 from . import failures
@@ -43,11 +50,13 @@ from .events import Event
 from .events import EventMatch
 from .events import EventTypes
 from .events import Happened
+from .execution import Branch
 from .execution import Execution
 from .history import Call
 from .history import caller
 from .interrupts import Cancelling
 from .interrupts import Interrupt
+from .interrupts import Suspended
 from .names import check_label
 from .runs import PROGRESS
 from .store import Change
@@ -72,6 +81,9 @@ CONFLICT_RETRIES = 20
 
 _current: ContextVar[WorkflowContext] = ContextVar("flask_workflows_context")
 
+#: The branch of it that this thread runs.
+_running_branch: ContextVar[Branch] = ContextVar("flask_workflows_branch")
+
 #: The context of the run executed here, falsy outside one.
 current_run: WorkflowContext = LocalProxy(
     _current, unbound_message="no workflow runs here: current_run is for workflows and steps"
@@ -81,13 +93,32 @@ current_run: WorkflowContext = LocalProxy(
 def outside_steps() -> WorkflowContext | None:
     """The current context, null outside a run and inside a step."""
     running = _current.get(None)
-    return None if running is None or running._step is not None else running
+    return None if running is None or running._branch.step is not None else running
+
+
+#: The branches whose code is executed in this process now.
+_executing: set[Branch] = set()
+
+
+def refuse_stray_thread(what: str) -> None:
+    """Refuse a step on a thread that a run's body seems to have started: the run would know nothing of it.
+
+    Threads do not say who started them. So it is refused where some run's body is executed in this process, outside
+    its steps, and the thread has neither a run nor an app context of its own.
+    """
+    if not _executing or WorkflowContext.is_active() or has_app_context() or current_thread() is main_thread():
+        return
+    if any(branch.step is None for branch in tuple(_executing)):
+        raise MisplacedCall(
+            f"{what} was called at {caller()} on a thread that no run owns, so that its result would not be stored: "
+            "let ctx.parallel() or ctx.map() run functions side by side, not a pool of your own"
+        )
 
 
 def current_labels() -> tuple[str | None, str | None]:
     """Run id and step key of what runs here, for log records."""
     running = _current.get(None)
-    return (None, None) if running is None else (running.run_id, running._step)
+    return (None, None) if running is None else (running.run_id, running._branch.step)
 
 
 def takes_context(function: Callable[..., Any]) -> bool:
@@ -113,7 +144,6 @@ class WorkflowContext:
         self._runtime = runtime
         self._execution = execution
         self._run = execution.run
-        self._step: str | None = None
         self._looked = float("-inf")
 
     @staticmethod
@@ -125,6 +155,12 @@ class WorkflowContext:
     def is_active() -> bool:
         """Whether a run is executed here."""
         return _current.get(None) is not None
+
+    @property
+    def _branch(self) -> Branch:
+        """The branch whose code runs on this thread; the body's, where no other is known."""
+        here = _running_branch.get(None)
+        return here if here is not None and here.execution is self._execution else self._execution.body
 
     # Facts ---------------------------------------------------------------------------------
 
@@ -158,9 +194,10 @@ class WorkflowContext:
     @property
     def idempotency_key(self) -> str:
         """`"<run id>:<step key>"`, the same at every attempt of the step it is read in."""
-        if self._step is None:
+        step = self._branch.step
+        if step is None:
             raise MisplacedCall("idempotency_key belongs to a step: read it inside one")
-        return f"{self._run.id}:{self._step}"
+        return f"{self._run.id}:{step}"
 
     # Calls ---------------------------------------------------------------------------------
 
@@ -168,7 +205,7 @@ class WorkflowContext:
         """Run a function as a step without declaring it."""
         from .definition import Step
 
-        if self._step is not None:
+        if self._branch.step is not None:
             return function(*args, **kwargs)
         return self.call_step(Step(function, name=name, retry=retry), args, kwargs)  # type: ignore[no-any-return]
 
@@ -195,11 +232,12 @@ class WorkflowContext:
     def check_cancelled(self) -> None:
         """End the run here if it is to be cancelled; meant for long steps. Asks the database once a second."""
         execution = self._execution
-        if not execution.cancel_requested and execution.interrupt is None and self._ticks() - self._looked >= 1_000:
+        interrupt = self._branch.interrupt
+        if not execution.cancel_requested and interrupt is None and self._ticks() - self._looked >= 1_000:
             execution.look()
             self._looked = self._ticks()
-        if execution.interrupt is not None:
-            raise execution.interrupt
+        if self._branch.interrupt is not None:
+            raise self._branch.interrupt
         if execution.cancel_requested:
             execution.stop(Cancelling())
 
@@ -262,19 +300,53 @@ class WorkflowContext:
         self._publish(key, value)
 
     def _publish(self, key: str, value: Any) -> None:
-        execution = self._execution
-        if execution.interrupt is not None:
-            raise execution.interrupt
+        branch = self._branch
+        if branch.interrupt is not None:
+            raise branch.interrupt
         limit = self._runtime.config.max_payload_bytes
         text = value_codec(noun="value").dump(value, where=f"set({key!r})", max_bytes=limit)
-        if self._step is None:
-            if execution.history.replaying:
+        if branch.step is None:
+            if branch.history.replaying:
                 return
             self._refuse_body_writes()
         events = self._runtime.events
         # A step that wrote holds SQLite's only write lock: the value is then published with what it wrote.
         connection = self._runtime.sessions.holding_lock()
-        execution.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text, connection))
+        branch.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text, connection))
+
+    # Side by side ----------------------------------------------------------------------------
+
+    def parallel(self, *functions: Callable[..., Any], max_workers: int | None = None) -> list[Any]:
+        """Run functions side by side, each on a thread of its own; answer what they return, in their order.
+
+        A function takes nothing, or `ctx`. What it calls is recorded apart from the others: steps, sleeps, waits and
+        retries work in it, and a replay answers the same whatever finished first. When one fails the others come to
+        their ends, then the error of the first that failed is raised. At most `max_workers` run at once, 8 if not given.
+        """
+        from .branches import run_parallel
+        from .definition import place_of
+
+        for function in functions:
+            if not callable(function):
+                raise TypeError(f"ctx.parallel() takes functions, not {function!r}: write lambda: … around a call")
+        calls = [partial(function, self) if takes_context(function) else function for function in functions]
+        return run_parallel(self, calls, _threads(max_workers), [place_of(function) for function in functions])
+
+    def map(self, function: Callable[[T], R], items: Iterable[T], *, max_workers: int | None = None) -> list[R]:
+        """Call a step, or another function, for each item, several side by side; answer the results in their order.
+
+        As `parallel` otherwise. The items must be the same on every execution, as they are if a step returned them.
+        """
+        from .branches import run_parallel
+        from .definition import place_of
+        from .definition import Step
+
+        if not callable(function):
+            raise TypeError(f"ctx.map() takes a function and items, not {function!r}")
+        calls = [partial(function, item) for item in items]
+        place = place_of(function)
+        single = isinstance(function, Step)
+        return run_parallel(self, calls, _threads(max_workers), [place] * len(calls), single=single)
 
     # For the package -------------------------------------------------------------------------
 
@@ -290,23 +362,63 @@ class WorkflowContext:
         """Refuse to go on where the run is not ours, or the body wrote."""
         # First the body's own writes: on SQLite they hold the lock that writing the last result would wait for.
         self._refuse_body_writes()
-        self._execution.may_start()
+        self._branch.may_start()
 
-    def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite]) -> NoReturn:
-        """Let the run wait; `write` records a new call, which makes the count of attempts start again."""
-        self._execution.progressed = self._execution.progressed or write is not None
-        self._execution.suspend(change._replace(attempts=self._execution.attempts), write, waits)
+    def suspend(
+        self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = (), waiting: Sequence[str] = ()
+    ) -> NoReturn:
+        """Let the run, or this branch of it, wait; `write` records a new call, so the count of attempts starts again."""
+        execution = self._execution
+        execution.progressed = execution.progressed or write is not None
+        self._branch.suspend(Suspended(change._replace(attempts=execution.attempts), write, waits, waiting))
 
     def now_ms(self) -> int:
         return self._execution.now_ms()
 
+    @property
+    def runtime(self) -> Runtime:
+        return self._runtime
+
+    @property
+    def execution(self) -> Execution:
+        return self._execution
+
+    @property
+    def branch(self) -> Branch:
+        return self._branch
+
+    @contextmanager
+    def on(self, branch: Branch) -> Iterator[None]:
+        """Let what this thread calls be the branch's."""
+        run, here = _current.set(self), _running_branch.set(branch)
+        _executing.add(branch)
+        try:
+            yield
+        finally:
+            _executing.discard(branch)
+            _running_branch.reset(here)
+            _current.reset(run)
+
+    def record(self, write: StepWrite) -> None:
+        """Write a call now."""
+        self._branch.record(write, self._ticks())
+
+    def end_parallel(self, write: StepWrite, stored: StoredStep | None) -> None:
+        """Record, with whatever comes next, that a parallel call has ended; it began when it was first recorded.
+
+        That is no step forward: the calls in its branches are.
+        """
+        since = 0 if stored is None else max(0, self.now_ms() - (stored.started_at or 0))
+        self._branch.hold(write, self._ticks() - since, progress=False)
+
     def expire(self, key: str) -> str:
         """Record that a wait timed out, or find the event that came first."""
         events = self._runtime.events
-        self._execution.may_start()
+        branch = self._branch
+        branch.may_start()
         asked = self._ticks()
-        output, _ = self._execution.write(lambda run_id, epoch: events.expire(run_id, epoch, key))
-        self._execution.stored(asked)
+        output, _ = branch.write(lambda run_id, epoch: events.expire(run_id, epoch, key))
+        branch.stored(asked)
         return output
 
     def start_run(self, new_run: NewRun) -> tuple[str, bool]:
@@ -349,7 +461,7 @@ class WorkflowContext:
         def write(output: str) -> StepWrite:
             return StepWrite(call.key, call.position, kind, "completed", input, output, finished_ago=0)
 
-        output = self._execution.record_effect(call.key, effect, write)
+        output = self._branch.record_effect(call.key, effect, write)
         self._runtime.announce()
         return output
 
@@ -365,7 +477,6 @@ class WorkflowContext:
             if due_in == 0 or (due_at is not None and due_at <= execution.now_ms()):
                 self._hold(write._replace(status="completed"), self._ticks())
                 return
-            execution.progressed = True
             self._suspend("sleeping", write, due_at=due_at, due_in=due_in)
         if stored.status == "completed":
             return
@@ -381,18 +492,16 @@ class WorkflowContext:
     def _suspend(
         self, status: str, write: StepWrite | None, *, due_at: int | None = None, due_in: int | None = None
     ) -> NoReturn:
-        execution = self._execution
-        change = Change(status, attempts=execution.attempts, due_at=due_at, due_in=due_in)
-        execution.suspend(change, write)
+        self.suspend(Change(status, due_at=due_at, due_in=due_in), write)
 
     # Steps ---------------------------------------------------------------------------------
 
     def call_step(self, step: Step[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer the recorded result of the body's next call, or run it."""
         limit = self._runtime.config.max_payload_bytes
-        self._here(f"step {step.name!r}")
+        self._refuse_foreign_thread(f"step {step.name!r}")
         input = step.codec.dump_call(args, kwargs, where=step.where, max_bytes=limit)
-        call = self._execution.call(step.name, input)
+        call = self._branch.call(step.name, input)
         stored = call.stored
         if stored is not None:
             if stored.status == "completed":
@@ -409,7 +518,7 @@ class WorkflowContext:
         self, step: Step[Any, Any], call: Call, input: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the step until it is stored; what is run again here lost its transaction and uses no attempt."""
-        execution = self._execution
+        branch = self._branch
         attempt, earlier = _attempts_before(call.stored)
         running = StepWrite(
             call.key, call.position, "step", "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
@@ -418,15 +527,15 @@ class WorkflowContext:
             started = self._ticks()
             output: str | None = None
             try:
-                execution.begin_step(running, started)
+                branch.begin_step(running, started)
                 output = self._execute(step, call.key, args, kwargs)
                 self._store(step, running._replace(status="completed", output=output), started)
                 return step.codec.result.load(output, where=step.where)
             except Interrupt:
                 raise
             except BaseException as error:
-                if execution.interrupt is not None:
-                    raise execution.interrupt from None
+                if branch.interrupt is not None:
+                    raise branch.interrupt from None
                 if repetition < CONFLICT_RETRIES and self._lost_race(step, error):
                     self._pause(repetition)
                     continue
@@ -434,7 +543,7 @@ class WorkflowContext:
                     return step.codec.result.load(output, where=step.where)
                 self._fail(step, running, error, started, earlier)
             finally:
-                execution.leave_step()
+                branch.leave_step()
                 self._runtime.sessions.remove()
         raise AssertionError("unreachable")
 
@@ -449,11 +558,12 @@ class WorkflowContext:
                 )
             runtime.sessions.guard()
         function = runtime.app.ensure_sync(step.function) if step.is_async else step.function
-        self._step = key
+        branch = self._branch
+        branch.step = key
         try:
             value = function(*args, **kwargs)
         finally:
-            self._step = None
+            branch.step = None
         return step.codec.result.dump(value, where=step.where, max_bytes=runtime.config.max_payload_bytes)
 
     def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
@@ -462,14 +572,14 @@ class WorkflowContext:
             self._hold(write, started)
             return
         sessions = self._runtime.sessions
-        self._execution.record_with(
+        self._branch.record_with(
             lambda record: sessions.commit_step(record, transactional=step.transactional), write, started
         )
 
     def _lost_race(self, step: Step[Any, Any], error: BaseException) -> bool:
         """Whether a rival's transaction won over the step's own, which left nothing behind."""
         cause = getattr(error, "orig", None)
-        ours = step.transactional or self._execution.committing
+        ours = step.transactional or self._branch.committing
         return cause is not None and ours and self._runtime.store.dialect.is_conflict(cause)
 
     def _pause(self, repetition: int) -> None:
@@ -477,16 +587,17 @@ class WorkflowContext:
 
     def _stored_after_all(self, key: str, error: BaseException) -> bool:
         """Whether a commit whose reply was lost did happen."""
-        if not self._execution.committing or not getattr(error, "connection_invalidated", False):
+        branch = self._branch
+        if not branch.committing or not getattr(error, "connection_invalidated", False):
             return False
         found = self._runtime.store.find_step(self.run_id, key)
         if found is None or found[0] != "completed":
             return False
         asked = self._ticks()
         self._execution.look()
-        if self._execution.interrupt is not None:
-            raise self._execution.interrupt
-        self._execution.stored(asked)
+        if branch.interrupt is not None:
+            raise branch.interrupt
+        branch.stored(asked)
         return True
 
     def _fail(
@@ -528,7 +639,7 @@ class WorkflowContext:
         self._suspend("sleeping", write, due_in=delay)
 
     def _end_failed(self, running: StepWrite, described: dict[str, Any], started: float) -> None:
-        self._execution.record(running._replace(status="failed", error=failures.dumps(described)), started)
+        self._branch.record(running._replace(status="failed", error=failures.dumps(described)), started)
 
     def _error_of(self, step: Step[Any, Any], key: str, stored: StoredStep) -> BaseException:
         """The error a recorded failure ended with, the same as when it happened."""
@@ -548,17 +659,19 @@ class WorkflowContext:
     def _call(self, name: str, input: str | None = None) -> Call:
         """Take the next call of the body."""
         what = f"{_METHODS.get(name.partition(':')[0], name.lstrip('$'))}()"
-        if self._step is not None:
-            raise MisplacedCall(f"{what} was called inside the step {self._step!r}: call it in the workflow's body")
-        self._here(what)
-        return self._execution.call(_shortened(name), input)
+        step = self._branch.step
+        if step is not None:
+            raise MisplacedCall(f"{what} was called inside the step {step!r}: call it in the workflow's body")
+        self._refuse_foreign_thread(what)
+        return self._branch.call(_shortened(name), input)
 
-    def _here(self, what: str) -> None:
-        if get_ident() != self._execution.thread:
+    def _refuse_foreign_thread(self, what: str) -> None:
+        if get_ident() != self._branch.thread:
             raise self._execution.diverge(
                 MisplacedCall(
                     f"{what} was called at {caller()} on a thread the run does not own: the order of its calls would "
-                    "differ from one execution to the next; call it in the workflow's own thread"
+                    "differ from one execution to the next; call it in the workflow's own thread, or let "
+                    "ctx.parallel() or ctx.map() run the functions side by side"
                 )
             )
 
@@ -571,7 +684,7 @@ class WorkflowContext:
             )
 
     def _hold(self, write: StepWrite, started: float) -> None:
-        self._execution.hold(write, started)
+        self._branch.hold(write, started)
 
     def _ticks(self) -> float:
         return self._execution.store.ticks()
@@ -581,12 +694,24 @@ class WorkflowContext:
 _METHODS = {
     "$emit": "emit",
     "$now": "ctx.now",
+    "$parallel": "ctx.parallel",
     "$receive": "ctx.receive",
     "$send": "handle.send",
     "$sleep": "ctx.sleep",
     "$start": "start",
     "$wait": "ctx.wait_for",
 }
+
+
+def _threads(max_workers: int | None) -> int:
+    from .branches import MOST_THREADS
+    from .branches import THREADS
+
+    if max_workers is None:
+        return THREADS
+    if isinstance(max_workers, bool) or not isinstance(max_workers, int) or not 1 <= max_workers <= MOST_THREADS:
+        raise ValueError(f"max_workers={max_workers!r}: write a whole number from 1 to {MOST_THREADS}")
+    return max_workers
 
 
 def _shortened(name: str) -> str:

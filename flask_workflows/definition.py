@@ -99,6 +99,7 @@ class Step(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         running = context.outside_steps()
         if running is None:
+            context.refuse_stray_thread(self.where)
             return self.function(*args, **kwargs)
         return running.call_step(self, args, kwargs)  # type: ignore[no-any-return]
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from . import failures
 from . import signals
+from .apps import QuietContext
 from .cause import cause_of
-from .context import _current
 from .context import WorkflowContext
 from .errors import NonDeterminismError
 from .errors import NotRegistered
@@ -61,6 +61,7 @@ class Outcome(NamedTuple):
     write: StepWrite | None = None
     described: dict[str, Any] | None = None
     waits: Sequence[WaitWrite] = ()
+    waiting: Sequence[str] = ()
 
 
 NOTHING = Outcome(None)
@@ -85,7 +86,7 @@ class Engine:
         return contextvars.Context().run(self._execute, execution, worker)
 
     def _execute(self, execution: Execution, worker: str) -> str | None:
-        with _quiet_context(self._runtime):
+        with QuietContext(self._runtime.app):
             outcome = self._outcome(execution)
             self._runtime.sessions.remove()
             status = self._settle(execution, outcome)
@@ -120,13 +121,11 @@ class Engine:
         self, execution: Execution, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Outcome:
         context = WorkflowContext(self._runtime, execution)
-        token = _current.set(context)
         try:
-            value = workflow.function(*((context,) if workflow.takes_context else ()), *args, **kwargs)
+            with context.on(execution.body):
+                value = workflow.function(*((context,) if workflow.takes_context else ()), *args, **kwargs)
         except BaseException as error:
             return self._left(execution, error)
-        finally:
-            _current.reset(token)
         return self._returned(execution, workflow, value)
 
     def _returned(self, execution: Execution, workflow: Workflow[Any, Any], value: Any) -> Outcome:
@@ -161,7 +160,7 @@ class Engine:
 
     def _interrupted(self, execution: Execution, interrupt: Interrupt) -> Outcome:
         if isinstance(interrupt, Suspended):
-            return Outcome(interrupt.change, interrupt.write, waits=interrupt.waits)
+            return Outcome(interrupt.change, interrupt.write, waits=interrupt.waits, waiting=interrupt.waiting)
         if isinstance(interrupt, Cancelling):
             return Outcome(Change("cancelled", finished=True))
         if isinstance(interrupt, Broken):
@@ -188,7 +187,7 @@ class Engine:
         if outcome.change is None:
             return None
         try:
-            if execution.settle(outcome.change, outcome.write, outcome.waits):
+            if execution.settle(outcome.change, outcome.write, outcome.waits, outcome.waiting):
                 return outcome.change.status
             # Somebody asked for it to be cancelled while it went on: that is its outcome, not what it came to.
             cancelled = Change("cancelled", finished=True, attempts=execution.attempts)
@@ -254,7 +253,7 @@ def _failed(
 
 def _lost(execution: Execution) -> dict[str, Any]:
     """What to say of a run that took its worker with it at each attempt."""
-    step = execution.history.unfinished()
+    step = execution.unfinished()
     where = f"at step {step!r}" if step is not None else "before its first step"
     message = (
         f"worker lost {where}: {execution.run.losses} executions ended with the loss of their worker "
@@ -273,19 +272,3 @@ def _warn_swallowed(execution: Execution) -> None:
             type(execution.interrupt).__name__,
             execution.interrupt.change.status if isinstance(execution.interrupt, Suspended) else "cancelled",
         )
-
-
-class _quiet_context:
-    """A fresh app context whose teardown functions may fail without harm to the run, which is settled by then."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._context = runtime.app.app_context()
-
-    def __enter__(self) -> None:
-        self._context.push()
-
-    def __exit__(self, *error: object) -> None:
-        try:
-            self._context.pop()
-        except BaseException:
-            logger.exception("a teardown function of the app failed after a run")

@@ -1,15 +1,22 @@
 """One claimed run while it is executed: its history, and the fenced writes to it.
 
-A step's result is *held* in memory until the next call or the end of the body, so that a fast step costs one
-transaction and the last one shares it with the run's completion. The lease thread writes what is held for longer
-than `HOLD_MS`, marks steps that run long as running, and tells the execution when the run is lost or to be cancelled;
-so these few fields are guarded by a lock, which the executing thread takes only around its own writes.
+An execution has a branch for its body, and one more for each function that `ctx.parallel` runs beside others. A branch
+has calls in an order of its own, and the thread that makes them; the execution has what they share: the lease, and
+what stopped them all.
+
+A step's result is *held* in memory until the branch's next call or its end, so that a fast step costs one transaction
+and the last one shares it with the run's completion. The lease thread writes what is held for longer than `HOLD_MS`,
+marks steps that run long as running, and tells the execution when the run is lost or to be cancelled; so these few
+fields are guarded by a lock, which the branch's thread takes only around its own writes. Each branch has its own: on
+SQLite one branch may wait for the write lock that a step's session holds in another, which then needs its own lock to
+commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
 from threading import get_ident
@@ -26,6 +33,7 @@ from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import LeaseLost
 from .interrupts import Suspended
+from .names import path_of
 from .store import Busy
 from .store import Change
 from .store import ClaimedRun
@@ -59,94 +67,71 @@ class InFlight(NamedTuple):
     shown: bool
 
 
-class Execution:
-    """The run under the epoch it was claimed with. Only the thread that made it may call its body-side methods."""
+class Branch:
+    """Calls of a run in one order, made by one thread.
 
-    def __init__(self, store: Store, run: ClaimedRun, stored: list[StoredStep], *, strict: bool) -> None:
-        self.store = store
-        self.run = run
-        self.history = History(stored, strict=strict)
+    `path` begins their keys: nothing for the body, `2.0/` for the first function of the parallel call at position 2.
+    """
+
+    def __init__(self, execution: Execution, path: str, stored: Sequence[StoredStep], *, strict: bool) -> None:
+        self.execution = execution
+        self.path = path
+        self.history = History(list(stored), strict=strict, path=path)
         self.thread = get_ident()
-        self.began = store.ticks()
-        #: What ended the body, kept in case user code swallows it.
-        self.interrupt: Interrupt | None = None
-        #: An error the engine raised into the body that settles the run even if it was caught.
-        self.divergence: Exception | None = None
-        #: Errors that come from recorded failures, with those: left uncaught they fail the run at once.
-        self.recorded_errors: list[tuple[BaseException, dict[str, Any]]] = []
-        self.cancel_requested = run.cancel_requested_at is not None
-        #: Whether the outcome is stored, so that nothing is left to renew.
-        self.settled = False
-        #: Whether this execution stored a call, which makes the count of attempts start again.
-        self.progressed = False
-        self.renewed = run.ticks
+        #: The key of the step that runs now.
+        self.step: str | None = None
         #: Whether a step's transaction is being committed, so that an error may come from the commit.
         self.committing = False
-        self._touched = run.status == "running" and run.attempts == 0 and run.losses == 0
-        self._heard = run.ticks
+        #: What ended this branch alone, kept in case user code swallows it.
+        self.left: Interrupt | None = None
+        self._store = execution.store
         self._lock = Lock()
         self._held: Held | None = None
         self._in_flight: InFlight | None = None
 
     @property
-    def attempts(self) -> int:
-        """Attempts of the run used up before this execution, or before the last call it stored."""
-        return 0 if self.progressed else self.run.attempts
-
-    def now_ms(self) -> int:
-        """The database's clock, as it goes on from the claim."""
-        return int(self.run.now + self.store.ticks() - self.run.ticks)
-
-    # The body's side -----------------------------------------------------------------------
+    def interrupt(self) -> Interrupt | None:
+        """What ended the branch, or the whole execution."""
+        return self.left or self.execution.interrupt
 
     def call(self, name: str, input: str | None = None) -> Call:
-        """Take the next call of the body. Raises what stopped it, if something did."""
+        """Take the next call. Raises what stopped the branch, if something did."""
         if self.interrupt is not None:
             raise self.interrupt
-        if self.divergence is not None:
-            raise self.divergence
+        if self.execution.divergence is not None:
+            raise self.execution.divergence
         try:
-            return self.history.next(name, input)
+            call = self.history.next(name, input)
         except Exception as error:
-            self.diverge(error)
+            self.execution.diverge(error)
             raise
-
-    def diverge(self, error: Exception) -> Exception:
-        """Let this error settle the run, even where user code catches it; answer the first such error."""
-        self.divergence = self.divergence or error
-        return self.divergence
+        self.execution.called(self, call)
+        return call
 
     def may_start(self) -> None:
         """Write what is held and make sure the run is still ours, before something new happens.
 
         Raises `LeaseLost`, or `Cancelling` when the run is to be cancelled.
         """
+        execution = self.execution
         if self._held is not None:
             self.flush()
-        if self.interrupt is None and self.store.ticks() - self._heard > STALE_MS:
-            self.look()
+        if execution.interrupt is None and execution.is_stale():
+            execution.look()
         if self.interrupt is not None:
             raise self.interrupt
-        if self.cancel_requested:
-            self.stop(Cancelling())
+        if execution.cancel_requested:
+            execution.stop(Cancelling())
 
-    def look(self) -> None:
-        """Read whether the run is still ours and wanted."""
-        asked = self.store.ticks()
-        with self._writing():
-            seen = self.store.look(self.run.id)
-        if seen is None or seen[0] != self.run.epoch:
-            self.stop(LeaseLost())
-        else:
-            self._heard = asked
-            self.cancel_requested = self.cancel_requested or seen[2] is not None
+    def hold(self, write: StepWrite, started: float, *, progress: bool = True) -> None:
+        """Keep a finished call until the next one; it is written at the latest `HOLD_MS` from now.
 
-    def hold(self, write: StepWrite, started: float) -> None:
-        """Keep a finished call until the next one; it is written at the latest `HOLD_MS` from now."""
+        Without `progress` it is no step forward, for the count of attempts.
+        """
         with self._lock:
             self._in_flight = None
-            self._held = Held(write, started, self.store.ticks())
-            self.progressed = True
+            self._held = Held(write, started, self._store.ticks())
+            self.execution.progressed = self.execution.progressed or progress
 
     def flush(self) -> None:
         """Write what is held."""
@@ -157,8 +142,8 @@ class Execution:
         """Write a call now."""
         with self._writing():
             self._in_flight = None
-            self._held = Held(write, started, self.store.ticks())
-            self.progressed = True
+            self._held = Held(write, started, self._store.ticks())
+            self.execution.progressed = True
             self._flush()
 
     def record_with(
@@ -170,16 +155,17 @@ class Execution:
         the execution.
         """
 
-        asked = self.store.ticks()
+        execution, store = self.execution, self._store
+        asked = store.ticks()
 
         def inside(connection: Any) -> str | None:
-            timed = self._timed(Held(write, started, self.store.ticks()))
-            ours = (self.run.id, self.run.epoch)
+            timed = self._timed(Held(write, started, store.ticks()))
+            ours = (execution.run.id, execution.run.epoch)
             if connection is None:
-                fenced = self.store.record(*ours, [timed], touch=not self._touched)
+                fenced = store.record(*ours, [timed], touch=not execution.touched)
             else:
-                fenced = self.store.record_in(connection, *ours, timed, touch=not self._touched)
-            self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
+                fenced = store.record_in(connection, *ours, timed, touch=not execution.touched)
+            execution.cancel_requested = execution.cancel_requested or fenced.cancel_requested_at is not None
             return fenced.isolation
 
         with self._lock:
@@ -187,77 +173,91 @@ class Execution:
             try:
                 commit(inside)
             except LeaseGone:
-                self.stop(LeaseLost())
+                execution.stop(LeaseLost())
             self.stored(asked)
 
     def stored(self, asked: float) -> None:
         """A call was stored by a transaction that is not this class's own, and that began then."""
         self.committing = False
         self._in_flight = None
-        self._touched = self.progressed = True
-        self._heard = asked
+        self.execution.touched = self.execution.progressed = True
+        self.execution.was_heard(asked)
 
     def record_effect(self, key: str, effect: Callable[[Any], str], write: Callable[[str], StepWrite]) -> str:
         """Do something in the database and record the call, in one transaction; answer what `effect` did."""
-        asked = self.store.ticks()
+        asked = self._store.ticks()
         with self._writing():
-            done = self.store.record_effect(self.run, key, effect, write)
+            done = self._store.record_effect(self.execution.run, key, effect, write)
             self.stored(asked)
             return done
 
     def write(self, operation: Callable[[str, int], T]) -> T:
         """A fenced write of the store's events, given the run and its epoch."""
         with self._writing():
-            return operation(self.run.id, self.run.epoch)
+            return self.execution.write(operation)
 
     def begin_step(self, write: StepWrite, started: float) -> None:
         """Note a step that starts now; one of a run that lost a worker before is shown as running at once."""
         with self._writing():
             self.committing = False
             self._in_flight = InFlight(write, started, shown=False)
-            if self.run.losses:
+            if self.execution.run.losses:
                 self._show()
 
     def leave_step(self) -> None:
         with self._lock:
             self._in_flight = None
 
-    def suspend(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = ()) -> NoReturn:
-        """Leave the body; the engine stores `change`, `write` and `waits` once it has unwound."""
-        self.stop(Suspended(change, write, waits))
+    def suspend(self, suspended: Suspended) -> NoReturn:
+        """Leave the body, or this branch of it.
 
-    def stop(self, interrupt: Interrupt) -> NoReturn:
-        if self.interrupt is None:
-            self.interrupt = interrupt
-        raise self.interrupt
-
-    # The engine's side ---------------------------------------------------------------------
-
-    def settle(self, change: Change, write: StepWrite | None = None, waits: Sequence[WaitWrite] = ()) -> bool:
-        """End the execution: what is held, `write`, `waits` and the run's new state in one transaction.
-
-        False when the run is to be cancelled instead; raises `LeaseGone` when it is somebody else's.
+        The body's suspension is stored with the run's new state, once it has unwound. A branch's is stored now, as
+        others may go on for long.
         """
+        execution = self.execution
+        if self is execution.body:
+            execution.stop(suspended)
+        if suspended.write is not None or suspended.waits:
+            with self._writing():
+                self._flush()
+                execution.store.suspend_branch(
+                    execution.run.id, execution.run.epoch, suspended.write, suspended.waits, touch=not execution.touched
+                )
+                execution.touched = execution.touched or suspended.write is not None
+            suspended.waiting = suspended.waiting or tuple({wait.key for wait in suspended.waits})
+        self.leave(suspended)
+
+    def leave(self, interrupt: Interrupt) -> NoReturn:
+        """End this branch alone; with the body's, the execution."""
+        if self is self.execution.body:
+            self.execution.stop(interrupt)
+        if self.left is None:
+            self.left = interrupt
+        raise self.left
+
+    def take_held(self) -> StepWrite | None:
+        """What is held, to be written by the caller."""
+        with self._lock:
+            held, self._held = self._held, None
+            return None if held is None else self._timed(held)
+
+    @contextmanager
+    def ending(self) -> Iterator[list[StepWrite]]:
+        """Hold the lock while the run's new state is stored, with what is held."""
         with self._lock:
             writes = [self._timed(self._held)] if self._held is not None else []
-            if write is not None:
-                writes.append(write)
-            waited = change.finished and self.history.waited
-            settled = self.settled = self.store.settle(
-                self.run.id, self.run.epoch, change, writes, waits, waited=waited
-            )
-            if settled:
+            yield writes
+            if self.execution.settled:
                 self._held = None
-            return settled
 
     # The lease thread's side -----------------------------------------------------------------
 
     def tend(self) -> None:
-        """Write what was held too long, and show a step that runs long; skipped while the execution itself writes.
+        """Write what was held too long, and show a step that runs long; skipped while the branch itself writes.
 
         And where SQLite has another writer: it may be this very step's session, which would wait for our lock.
         """
-        now = self.store.ticks()
+        now = self._store.ticks()
         held, flying = self._held, self._in_flight
         late = held is not None and now - held.finished >= HOLD_MS
         long = flying is not None and not flying.shown and now - flying.started >= SHOW_RUNNING_MS
@@ -271,16 +271,223 @@ class Execution:
         except Busy:
             pass
         except LeaseGone:
-            self.lose()
+            self.execution.lose()
         finally:
             self._lock.release()
+
+    # Under the lock --------------------------------------------------------------------------
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the lock, and turn what goes wrong in the store into what leaves the body: it is no error of its own."""
+        with self._lock, self.execution.guarding():
+            yield
+
+    def _flush(self, *, patient: bool = True) -> None:
+        held, execution = self._held, self.execution
+        if held is None or execution.interrupt is not None:
+            return
+        asked = self._store.ticks()
+        write, touch = self._timed(held), not execution.touched
+        fenced = self._store.record(execution.run.id, execution.run.epoch, [write], touch=touch, patient=patient)
+        self._held = None
+        execution.touched = True
+        # From before the question: the process may have been stopped since the answer.
+        execution.was_heard(asked)
+        execution.cancel_requested = execution.cancel_requested or fenced.cancel_requested_at is not None
+
+    def _show(self, *, patient: bool = True) -> None:
+        flying, execution = self._in_flight, self.execution
+        if flying is None or execution.interrupt is not None:
+            return
+        write = flying.write._replace(started_ago=int(self._store.ticks() - flying.started))
+        self._store.record(execution.run.id, execution.run.epoch, [write], touch=False, patient=patient)
+        self._in_flight = flying._replace(shown=True)
+
+    def _timed(self, held: Held) -> StepWrite:
+        now = self._store.ticks()
+        return held.write._replace(started_ago=int(now - held.started), finished_ago=int(now - held.finished))
+
+
+class Execution:
+    """The run under the epoch it was claimed with."""
+
+    def __init__(self, store: Store, run: ClaimedRun, stored: list[StoredStep], *, strict: bool) -> None:
+        self.store = store
+        self.run = run
+        self.strict = strict
+        self.began = store.ticks()
+        #: What ended the execution, kept in case user code swallows it.
+        self.interrupt: Interrupt | None = None
+        #: An error the engine raised into the body that settles the run even if it was caught.
+        self.divergence: Exception | None = None
+        #: Errors that come from recorded failures, with those: left uncaught they fail the run at once.
+        self.recorded_errors: list[tuple[BaseException, dict[str, Any]]] = []
+        self.cancel_requested = run.cancel_requested_at is not None
+        #: Whether the outcome is stored, so that nothing is left to renew.
+        self.settled = False
+        #: Whether this execution stored a call, which makes the count of attempts start again.
+        self.progressed = False
+        self.renewed = run.ticks
+        #: Whether the run is known to be shown as running, with no fault counted.
+        self.touched = run.status == "running" and run.attempts == 0 and run.losses == 0
+        self._heard = run.ticks
+        self._by_path = _by_path(stored)
+        self.body = Branch(self, "", self._by_path.get("", ()), strict=strict)
+        #: Those that may hold something.
+        self.branches: tuple[Branch, ...] = (self.body,)
+        self._branching = Lock()
+
+    @property
+    def attempts(self) -> int:
+        """Attempts of the run used up before this execution, or before the last call it stored."""
+        return 0 if self.progressed else self.run.attempts
+
+    @property
+    def history(self) -> History:
+        """The body's calls."""
+        return self.body.history
+
+    @property
+    def waited(self) -> bool:
+        """Whether the run was waiting for something when it was claimed."""
+        return any(step.status == "waiting" for steps in self._by_path.values() for step in steps)
+
+    def unfinished(self) -> str | None:
+        """The key of the call that was under way, or of the last one recorded."""
+        steps = [step for steps in self._by_path.values() for step in steps]
+        under_way = [step for step in steps if step.status in ("running", "retrying") and step.kind != "parallel"]
+        chosen = under_way or steps
+        return chosen[-1].key if chosen else None
+
+    def now_ms(self) -> int:
+        """The database's clock, as it goes on from the claim."""
+        return int(self.run.now + self.store.ticks() - self.run.ticks)
+
+    # Branches --------------------------------------------------------------------------------
+
+    def branch(self, path: str, stored: Sequence[StoredStep] | None = None) -> Branch:
+        """A branch to be run by the calling thread, on its record as it was claimed, or on a newer one."""
+        known = self._by_path.get(path, ()) if stored is None else stored
+        branch = Branch(self, path, known, strict=self.strict)
+        with self._branching:
+            self.branches = (*self.branches, branch)
+        return branch
+
+    def record_of(self, path: str) -> Sequence[StoredStep]:
+        """The recorded calls of a branch, as the run was claimed."""
+        return self._by_path.get(path, ())
+
+    def end_branch(self, branch: Branch) -> None:
+        with self._branching:
+            self.branches = tuple(one for one in self.branches if one is not branch)
+
+    def record_all(self, writes: Sequence[StepWrite]) -> None:
+        """Write calls of several branches together."""
+        asked = self.store.ticks()
+        with self.guarding():
+            if self.interrupt is not None:
+                return
+            fenced = self.store.record(self.run.id, self.run.epoch, writes, touch=not self.touched)
+            self.touched = True
+            self._heard = asked
+            self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
+
+    def write(self, operation: Callable[[str, int], T]) -> T:
+        """Do a fenced write, given the run and its epoch."""
+        return operation(self.run.id, self.run.epoch)
+
+    # What stops it ---------------------------------------------------------------------------
+
+    def called(self, branch: Branch, call: Call) -> None:
+        """A branch has come to a call. Replays that only look stop here."""
+
+    def diverge(self, error: Exception) -> Exception:
+        """Let this error settle the run, even where user code catches it; answer the first such error."""
+        self.divergence = self.divergence or error
+        return self.divergence
+
+    def stop(self, interrupt: Interrupt) -> NoReturn:
+        """End the execution, with all its branches."""
+        if self.interrupt is None:
+            self.interrupt = interrupt
+        raise self.interrupt
+
+    def is_stale(self) -> bool:
+        return self.store.ticks() - self._heard > STALE_MS
+
+    def was_heard(self, asked: float) -> None:
+        """The database answered something that was asked then, and the run was ours."""
+        self._heard = asked
+
+    def look(self) -> None:
+        """Read whether the run is still ours and wanted."""
+        asked = self.store.ticks()
+        with self.guarding():
+            seen = self.store.look(self.run.id)
+        if seen is None or seen[0] != self.run.epoch:
+            self.stop(LeaseLost())
+        else:
+            self._heard = asked
+            self.cancel_requested = self.cancel_requested or seen[2] is not None
+
+    @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Turn what goes wrong in the store into what leaves the body: it is no error of its own."""
+        try:
+            yield
+        except LeaseGone:
+            self.stop(LeaseLost())
+        except Interrupt:
+            raise
+        except Exception as error:
+            self.stop(Broken(error))
+        except BaseException as error:
+            # A Ctrl-C in the middle of it: whether it was written is not known, so nothing more may happen.
+            self.interrupt = self.interrupt or Broken(error)
+            raise
+
+    # The engine's side ---------------------------------------------------------------------
+
+    def settle(
+        self,
+        change: Change,
+        write: StepWrite | None = None,
+        waits: Sequence[WaitWrite] = (),
+        waiting: Sequence[str] = (),
+    ) -> bool:
+        """End the execution: what is held, `write`, `waits` and the run's new state in one transaction.
+
+        `waiting` are the recorded calls it goes on to wait for, which may have ended meanwhile. False when the run is
+        to be cancelled instead; raises `LeaseGone` when it is somebody else's.
+        """
+        with self.body.ending() as writes:
+            if write is not None:
+                writes.append(write)
+            self.settled = self.store.settle(
+                self.run.id,
+                self.run.epoch,
+                change,
+                writes,
+                waits,
+                waited=change.finished and self.waited,
+                waiting=waiting,
+            )
+            return self.settled
+
+    # The lease thread's side -----------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Write what was held too long, and show steps that run long."""
+        for branch in self.branches:
+            branch.tend()
 
     def due_for_renewal(self, after_ms: float) -> bool:
         """Whether the lease is old enough to renew, or the execution lasts long enough to show as running."""
         if self.settled or isinstance(self.interrupt, LeaseLost | Broken):
             return False
         now = self.store.ticks()
-        unseen = self.run.status == "pending" and not self._touched
+        unseen = self.run.status == "pending" and not self.touched
         return now - self.renewed >= after_ms or (unseen and now - self.began >= HOLD_MS)
 
     def ours(self) -> bool:
@@ -289,7 +496,7 @@ class Execution:
 
     def heard(self, cancel_requested: bool, asked: float) -> None:
         """The lease was renewed, which also shows the run as running. It counts from when that was asked for."""
-        self._touched = self._touched or (self.run.attempts == 0 and self.run.losses == 0)
+        self.touched = self.touched or (self.run.attempts == 0 and self.run.losses == 0)
         self.renewed = self._heard = asked
         self.cancel_requested = self.cancel_requested or cancel_requested
 
@@ -298,44 +505,10 @@ class Execution:
         if self.interrupt is None:
             self.interrupt = LeaseLost()
 
-    # Under the lock --------------------------------------------------------------------------
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the lock, and turn what goes wrong in the store into what leaves the body: it is no error of its own."""
-        with self._lock:
-            try:
-                yield
-            except LeaseGone:
-                self.stop(LeaseLost())
-            except Exception as error:
-                self.stop(Broken(error))
-            except BaseException as error:
-                # A Ctrl-C in the middle of it: whether it was written is not known, so nothing more may happen.
-                self.interrupt = self.interrupt or Broken(error)
-                raise
-
-    def _flush(self, *, patient: bool = True) -> None:
-        held = self._held
-        if held is None or self.interrupt is not None:
-            return
-        asked = self.store.ticks()
-        write, touch = self._timed(held), not self._touched
-        fenced = self.store.record(self.run.id, self.run.epoch, [write], touch=touch, patient=patient)
-        self._held = None
-        self._touched = True
-        # From before the question: the process may have been stopped since the answer.
-        self._heard = asked
-        self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
-
-    def _show(self, *, patient: bool = True) -> None:
-        flying = self._in_flight
-        if flying is None or self.interrupt is not None:
-            return
-        write = flying.write._replace(started_ago=int(self.store.ticks() - flying.started))
-        self.store.record(self.run.id, self.run.epoch, [write], touch=False, patient=patient)
-        self._in_flight = flying._replace(shown=True)
-
-    def _timed(self, held: Held) -> StepWrite:
-        now = self.store.ticks()
-        return held.write._replace(started_ago=int(now - held.started), finished_ago=int(now - held.finished))
+def _by_path(stored: Sequence[StoredStep]) -> Mapping[str, list[StoredStep]]:
+    """The recorded calls of each branch, in their order."""
+    found: dict[str, list[StoredStep]] = {}
+    for step in sorted(stored, key=lambda step: step.position):
+        found.setdefault(path_of(step.key), []).append(step)
+    return found

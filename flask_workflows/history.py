@@ -25,18 +25,14 @@ class History:
     Strict: the n-th call must be the recorded n-th, with the same input. Otherwise calls are found by key alone.
     """
 
-    def __init__(self, stored: list[StoredStep], *, strict: bool) -> None:
+    def __init__(self, stored: list[StoredStep], *, strict: bool, path: str = "") -> None:
+        self._path = path
         self._stored = stored
         self._by_key = {step.key: step for step in stored}
         self._strict = strict
         self._position = 0
         self._uses: dict[str, int] = {}
         self._last = stored[-1].position if stored else 0
-
-    @property
-    def waited(self) -> bool:
-        """Whether the run was waiting for something when it was claimed."""
-        return any(step.status == "waiting" for step in self._stored)
 
     @property
     def replaying(self) -> bool:
@@ -52,7 +48,7 @@ class History:
         """Take the next call of this name. Raises `NonDeterminismError` when the record holds another one here."""
         uses = self._uses.get(name, 0) + 1
         self._uses[name] = uses
-        key = name if uses == 1 else f"{name}#{uses}"
+        key = f"{self._path}{name}" if uses == 1 else f"{self._path}{name}#{uses}"
         self._position += 1
 
         if not self._strict:
@@ -73,13 +69,6 @@ class History:
                 f"call {self._position}, {key!r}, had the input {_cut(stored.input)} and has now {_cut(input)}"
             )
         return Call(key, stored.position, stored)
-
-    def unfinished(self) -> str | None:
-        """The key of the call that was under way, or of the last one recorded."""
-        for step in reversed(self._stored):
-            if step.status in ("running", "retrying"):
-                return step.key
-        return self._stored[-1].key if self._stored else None
 
     def ended(self, place: str) -> None:
         """Check, when the body at `place` returns, that no recorded call is left over."""

@@ -20,11 +20,15 @@ class Interrupt(BaseException):
 class Suspended(Interrupt):
     """The run sleeps or waits; it is called again from the top when it is due."""
 
-    def __init__(self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = ()) -> None:
+    def __init__(
+        self, change: Change, write: StepWrite | None, waits: Sequence[WaitWrite] = (), waiting: Sequence[str] = ()
+    ) -> None:
         super().__init__(f"the run is {change.status}")
         self.change = change
         self.write = write
         self.waits = waits
+        #: Recorded calls that end with an event, which may have come meanwhile.
+        self.waiting = waiting
 
 
 class LeaseLost(Interrupt):

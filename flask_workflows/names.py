@@ -75,3 +75,13 @@ def id_at(milliseconds: int) -> str:
     """The lowest id an instant can have, as a bound for ranges of ids."""
     text = f"{milliseconds << 80 | 0x7 << 76 | 0b10 << 62:032x}"
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+#: What the key of a call in a branch begins with: for each parallel call around it its position, and which function.
+_PATH = re.compile(r"(?:\d+\.\d+/)*")
+
+
+def path_of(key: str) -> str:
+    """The path of the branch that a call is in; empty for the body's own."""
+    found = _PATH.match(key)
+    return found[0] if found is not None else ""

@@ -67,6 +67,10 @@ WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
 RETURNING id, cancel_requested_at
 """
 
+FENCE = """
+SELECT id FROM workflow_runs WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL {lock}
+"""
+
 LOOK = """
 SELECT epoch, status, cancel_requested_at, finished_at FROM workflow_runs WHERE id = :run_id
 """
@@ -103,6 +107,16 @@ SELECT min(due_at) FROM workflow_runs WHERE due_at IS NOT NULL AND {scope}
 HISTORY = """
 SELECT run_id, "key", position, kind, status, input, output, error, attempts, earlier, started_at, finished_at, due_at
 FROM workflow_steps WHERE run_id IN ({ids}) ORDER BY run_id, position
+"""
+
+#: The calls of one branch, and of those inside it.
+BRANCH_HISTORY = """
+SELECT "key", position, kind, status, input, output, error, attempts, earlier, started_at, finished_at, due_at
+FROM workflow_steps WHERE run_id = :run_id AND substr("key", 1, CAST(:length AS integer)) = :path ORDER BY position
+"""
+
+ENDED_CALLS = """
+SELECT "key" FROM workflow_steps WHERE run_id = :run_id AND "key" IN ({keys}) AND status = 'completed'
 """
 
 FIND_STEP = """
@@ -176,6 +190,13 @@ CANCEL_RUNNING = """
 UPDATE workflow_runs SET cancel_requested_at = {now}, updated_at = {now}
 WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+DUE_IF_ENDED = """
+UPDATE workflow_runs SET status = 'pending', due_at = {now}, updated_at = {now}
+WHERE id = :run_id AND status IN ('waiting', 'sleeping') AND worker IS NULL AND EXISTS (
+    SELECT 1 FROM workflow_steps s WHERE s.run_id = :run_id AND s."key" IN ({keys}) AND s.status = 'completed'
+)
 """
 
 RETRY_RUN = """

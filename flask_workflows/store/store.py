@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from ..errors import KeyBusy
 from ..errors import KeyTaken
 from ..errors import SetupError
+from ..names import path_of
 from . import event_statements as events_sql
 from . import statements as sql
 from .connections import Connections
@@ -343,6 +344,21 @@ class Store:
             found[row[0]].append(StoredStep(*row[1:]))
         return found
 
+    def branch_history(self, run_id: str, path: str) -> list[StoredStep]:
+        """The recorded calls of one branch of a run, in order."""
+        statement = self.dialect.sql(sql.BRANCH_HISTORY)
+        params = {"run_id": run_id, "path": path, "length": len(path)}
+        rows = self.patiently(lambda c: self.execute_on(c)(statement, params).fetchall())
+        found = [StoredStep(*row) for row in rows]
+        return [step for step in found if path_of(step.key) == path]
+
+    def ended_calls(self, run_id: str, keys: Sequence[str]) -> list[str]:
+        """Which of these recorded calls have ended."""
+        listed, params = sql.named("key", list(keys))
+        statement = self.dialect.sql(sql.ENDED_CALLS.replace("{keys}", listed))
+        rows = self.patiently(lambda c: self.execute_on(c)(statement, {"run_id": run_id, **params}).fetchall())
+        return [row[0] for row in rows]
+
     def renew(self, held: Sequence[tuple[str, int]]) -> tuple[list[Lease], list[str]]:
         """Renew the leases of (run, epoch) pairs; answer those renewed, and the runs that are held no more.
 
@@ -458,10 +474,12 @@ class Store:
         *,
         idle: bool = False,
         waited: bool = False,
+        waiting: Sequence[str] = (),
     ) -> bool:
         """End an execution: the run's new state and its last calls, in one transaction.
 
-        `idle` ends a run that nobody executes; `waited` says that its waits may be open though it has completed.
+        `idle` ends a run that nobody executes; `waited` says that its waits may be open though it has completed;
+        `waiting` are recorded calls it goes on to wait for, which may have ended by now: then it is due at once.
         False when somebody asked meanwhile for the run to be cancelled: nothing is written then. Raises `LeaseGone`
         when it belongs to somebody else. Waits for a database that is away; a repetition after a lost reply finds
         its own state under its own epoch, and that is success.
@@ -479,6 +497,8 @@ class Store:
                 settled = self.dialect.settle(execute, params, change, writes)
                 if settled and waits:
                     self._insert_waits(execute, run_id, waits, again=not writes or writes[-1].status != "waiting")
+                if settled and waiting:
+                    self._due_if_ended(execute, run_id, waiting)
                 if settled and drops:
                     execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
                 return settled
@@ -487,7 +507,7 @@ class Store:
                 connection.execute("BEGIN")
                 return False
 
-        several = bool(waits) or drops or self.dialect.name == "sqlite"
+        several = bool(waits) or bool(waiting) or drops or self.dialect.name == "sqlite"
         if self.patiently(operation, together=several):
             return True
         seen = self.look(run_id)
@@ -498,6 +518,30 @@ class Store:
         if seen[3] is not None or seen[2] is None:
             raise LeaseGone
         return False
+
+    def _due_if_ended(self, execute: Execute, run_id: str, waiting: Sequence[str]) -> None:
+        """Make a run due that was just suspended, if one of these calls has ended."""
+        listed, params = sql.named("key", list(waiting))
+        statement = self.dialect.sql(sql.DUE_IF_ENDED.replace("{keys}", listed))
+        execute(statement, self.params(run_id=run_id, **params))
+
+    def suspend_branch(
+        self, run_id: str, epoch: int, write: StepWrite | None, waits: Sequence[WaitWrite], *, touch: bool
+    ) -> None:
+        """Store what one branch of a run waits for while others go on. Raises `LeaseGone` as `record` does."""
+
+        def operation(connection: Any) -> bool:
+            execute, params = self.execute_on(connection), self.params(run_id=run_id, epoch=epoch)
+            if write is None:
+                ours = execute(self.dialect.sql(self.dialect.events(sql.FENCE)), params).fetchone() is not None
+            else:
+                ours = self.dialect.record(execute, params, [write], touch=touch) is not None
+            if ours and waits:
+                self._insert_waits(execute, run_id, waits, again=False)
+            return ours
+
+        if not self.patiently(operation, together=True):
+            raise LeaseGone
 
     def _insert_waits(self, execute: Execute, run_id: str, waits: Sequence[WaitWrite], *, again: bool) -> None:
         """Store what a run waits for, in the transaction that suspends it; what it waits for already stays.

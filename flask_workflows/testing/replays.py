@@ -19,6 +19,7 @@ from ..durations import instant_ms
 from ..errors import NonDeterminismError
 from ..errors import UndecodableValue
 from ..errors import ValueRefused
+from ..execution import Branch
 from ..execution import Execution
 from ..failures import message_of
 from ..handle import Handle
@@ -62,11 +63,9 @@ class _Reached(Interrupt):
 class _Replay(Execution):
     """An execution that does nothing but look into its history."""
 
-    def call(self, name: str, input: str | None = None) -> Call:
-        call = super().call(name, input)
+    def called(self, branch: Branch, call: Call) -> None:
         if call.stored is None or call.stored.status not in ("completed", "failed"):
-            self.stop(_Reached(f"{call.key!r}, at {caller()}"))
-        return call
+            branch.leave(_Reached(f"{call.key!r}, at {caller()}"))
 
     def look(self) -> None:
         """The run is only looked at."""

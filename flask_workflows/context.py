@@ -34,8 +34,10 @@ from typing import TypeVar
 from flask import has_app_context
 from werkzeug.local import LocalProxy
 
+from . import children
 from . import failures
 from . import waiting
+from .children import Finished
 from .durations import from_ms
 from .durations import instant_ms
 from .durations import to_ms
@@ -424,6 +426,7 @@ class WorkflowContext:
     def start_run(self, new_run: NewRun) -> tuple[str, bool]:
         """Record the start of another run, with the run itself; answer its id, and whether it is a new one."""
         store = self._runtime.store
+        new_run = new_run._replace(parent_id=self.run_id)
 
         def effect(connection: Any) -> str:
             holder = store.insert(connection, [new_run]).get(new_run.id, new_run.id)
@@ -431,6 +434,18 @@ class WorkflowContext:
 
         output = json.loads(self._effect(f"$start:{new_run.workflow}", "start", new_run.input, effect))
         return output["id"], output["created"]
+
+    def await_run(self, run_id: str, timeout: timedelta | float | None) -> Finished:
+        """How another run ended, waited for durably. Raises `WaitTimeout`."""
+        return children.await_run(self, run_id, timeout)
+
+    def recorded(self, error: BaseException) -> BaseException:
+        """An error that stems from the record: left uncaught it fails the run at once."""
+        return self._recorded(error)
+
+    def finish(self, call: Call, write: StepWrite) -> None:
+        """Hold a call that is done."""
+        self._hold(write, self._ticks())
 
     def emit_event(self, event: NewEvent) -> bool:
         """Record an event's emission, with the event itself; answer whether it is a new one."""
@@ -696,6 +711,7 @@ _METHODS = {
     "$now": "ctx.now",
     "$parallel": "ctx.parallel",
     "$receive": "ctx.receive",
+    "$result": "handle.result",
     "$send": "handle.send",
     "$sleep": "ctx.sleep",
     "$start": "start",

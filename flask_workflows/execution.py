@@ -35,6 +35,7 @@ from .interrupts import LeaseLost
 from .interrupts import Suspended
 from .names import path_of
 from .store import Busy
+from .store import CancelAsked
 from .store import Change
 from .store import ClaimedRun
 from .store import LeaseGone
@@ -187,7 +188,11 @@ class Branch:
         """Do something in the database and record the call, in one transaction; answer what `effect` did."""
         asked = self._store.ticks()
         with self._writing():
-            done = self._store.record_effect(self.execution.run, key, effect, write)
+            try:
+                done = self._store.record_effect(self.execution.run, key, effect, write)
+            except CancelAsked:
+                self.execution.cancel_requested = True
+                self.execution.stop(Cancelling())
             self.stored(asked)
             return done
 

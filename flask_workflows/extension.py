@@ -420,12 +420,16 @@ class Workflows:
         """The newest events and messages, matched or not, of one name or of all; they stay until they are pruned."""
         return service.emitted(current_runtime(), name, limit)
 
-    def cancel(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
+    def cancel(
+        self, run_id: str, *, epoch: int | None = None, cancel_children: bool = True, by: By | None = None
+    ) -> Run:
         """End a run, at once or before its next step. Raises `RunFinished`, `RunNotFound`, `RunChanged`.
+
+        The unfinished runs it started, and those they started, are cancelled with it, unless told otherwise.
 
         With `by` the action leaves a row in the audit, as the next three do.
         """
-        return service.cancel(current_runtime(), run_id, epoch, by)
+        return service.cancel(current_runtime(), run_id, epoch, by, children=cancel_children)
 
     def retry(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
         """Run a failed or cancelled run again from where it stopped. Raises `RunNotFailed`, `KeyTaken` and others."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import Empty
 from queue import SimpleQueue
 from threading import Thread
@@ -14,6 +15,7 @@ from typing import TypeVar
 
 from . import service
 from .audit import By
+from .children import Finished
 from .context import outside_steps
 from .context import WorkflowContext
 from .durations import to_ms
@@ -21,10 +23,12 @@ from .errors import MisplacedCall
 from .errors import NotCommitted
 from .errors import RunCancelled
 from .errors import RunFailed
+from .errors import RunNotFound
 from .errors import WaitTimeout
 from .events import Progress
 from .runs import PROGRESS
 from .runs import Run
+from .runs import RunError
 from .runs import RunStatus
 from .runtime import Runtime
 from .values import loads
@@ -57,16 +61,25 @@ class Handle(Generic[R]):
         """The run's status now."""
         return self.run().status
 
-    def wait(self, timeout: float | None = None, poll: float = 0.5) -> RunStatus:
+    def wait(self, timeout: timedelta | float | None = None, poll: float = 0.5) -> RunStatus:
         """Wait until the run has finished; answer its terminal status.
 
         `timeout` and `poll` are in seconds. Raises `WaitTimeout` when the time is over, also where the database does
         not answer; the run goes on. Raises `NotCommitted` where this session has not committed the start.
+
+        In a workflow's body the wait is recorded: the run that waits is suspended and holds no thread, whatever `poll`.
+        There `RunNotFound` says that the run waited for is gone.
         """
+        running = outside_steps()
+        if running is not None:
+            return RunStatus(self._await(running, timeout).status)
         return self._finished(timeout, poll).status
 
-    def result(self, timeout: float | None = None, poll: float = 0.5) -> R:
+    def result(self, timeout: timedelta | float | None = None, poll: float = 0.5) -> R:
         """Wait as `wait` does and answer what the run returned. Raises `RunFailed` or `RunCancelled`."""
+        running = outside_steps()
+        if running is not None:
+            return self._result_in(running, self._await(running, timeout))
         return self._result_of(self._finished(timeout, poll))
 
     def output(self) -> R | None:
@@ -101,9 +114,9 @@ class Handle(Generic[R]):
         text = self._runtime.events.read_state(self.id, key)
         return None if text is None else loads(text)
 
-    def cancel(self, *, by: By | None = None) -> Run:
+    def cancel(self, *, cancel_children: bool = True, by: By | None = None) -> Run:
         """As `Workflows.cancel`."""
-        return service.cancel(self._runtime, self.id, by=by)
+        return service.cancel(self._runtime, self.id, by=by, children=cancel_children)
 
     def retry(self, *, by: By | None = None) -> Run:
         """As `Workflows.retry`."""
@@ -121,11 +134,31 @@ class Handle(Generic[R]):
         loaded: R = self._codec.load(run.output_json, where=f"run {self.id}")
         return loaded
 
-    def _finished(self, timeout: float | None, poll: float) -> Run:
+    def _await(self, running: WorkflowContext, timeout: timedelta | float | None) -> Finished:
+        """How the run ended, waited for durably by the run that is executed here."""
+        ended = running.await_run(self.id, timeout)
+        if ended.status == "gone":
+            raise running.recorded(RunNotFound(f"there is no run {self.id}: it was pruned, or deleted by hand"))
+        return ended
+
+    def _result_in(self, running: WorkflowContext, ended: Finished) -> R:
+        if ended.status == RunStatus.CANCELLED:
+            raise running.recorded(RunCancelled(f"run {self.id} was cancelled, so it has no result"))
+        if ended.status == RunStatus.FAILED:
+            error = RunError.of(ended.error)
+            raise running.recorded(RunFailed(self.id, error.type, error.message))
+        text = ended.output or "null"
+        if self._codec is None:
+            output: R = loads(text)
+            return output
+        loaded: R = self._codec.load(text, where=f"run {self.id}")
+        return loaded
+
+    def _finished(self, timeout: timedelta | float | None, poll: float) -> Run:
         if WorkflowContext.is_active():
             raise MisplacedCall(
-                "waiting for a run inside a run holds the worker's thread until it ends: wait outside, or look at "
-                "handle.status() in a step"
+                "waiting for a run inside a step holds the worker's thread until it ends: wait in the workflow's body, "
+                "where it is recorded and holds nothing"
             )
         if self._runtime.sessions.is_pending(self.id):
             raise NotCommitted(

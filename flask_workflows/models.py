@@ -52,6 +52,10 @@ runs = sa.Table(
     sa.Column("finished_at", Millis),
     #: What its failure has in common with others of the same cause; null unless it failed.
     sa.Column("cause", sa.String(32)),
+    #: The run whose body started it.
+    sa.Column("parent_id", Id),
+    #: 1 once another run waits for its end, which is then told by an event.
+    sa.Column("watched", sa.SmallInteger, nullable=False, server_default="0"),
     sa.PrimaryKeyConstraint("id", name="workflow_runs_pkey"),
 )
 
@@ -82,6 +86,8 @@ _owned = runs.c.workspace != ""
 sa.Index(
     "workflow_runs_workspace", runs.c.workspace, runs.c.status, runs.c.id, postgresql_where=_owned, sqlite_where=_owned
 )
+_child = runs.c.parent_id.is_not(None)
+sa.Index("workflow_runs_parent", runs.c.parent_id, runs.c.id, postgresql_where=_child, sqlite_where=_child)
 _failed = runs.c.cause.is_not(None)
 sa.Index("workflow_runs_cause", runs.c.cause, runs.c.id, postgresql_where=_failed, sqlite_where=_failed)
 

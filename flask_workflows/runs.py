@@ -242,6 +242,8 @@ class Run:
     error: RunError | None
     #: The same for failures of one kind, see `cause.py`; null unless it failed.
     cause: str | None = None
+    #: The run whose body started it.
+    parent_id: str | None = None
     input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
     output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
 

@@ -94,22 +94,32 @@ def emitted(runtime: Runtime, name: str | None, limit: int) -> tuple[EmittedEven
 # Runs --------------------------------------------------------------------------------------
 
 
-def cancel(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
-    """End a run; one that is executed now ends before its next step. Raises `RunFinished` if it has ended already."""
+def cancel(
+    runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None, *, children: bool = True
+) -> Run:
+    """End a run; one that is executed now ends before its next step. Raises `RunFinished` if it has ended already.
+
+    Its unfinished `children`, and theirs, are ended with it, in the same transaction.
+    """
     run = get(runtime, run_id)
     if run.finished:
         raise RunFinished(
             f"run {run_id} is {run.status} since {run.finished_at:%Y-%m-%d %H:%M:%S} UTC: nothing was done"
         )
     runtime.sessions.refuse_if_busy("cancel()")
-    if not runtime.actions.cancel(run_id, epoch, by):
+    done, ended = runtime.actions.cancel(run_id, epoch, by, children=children)
+    if not done:
         after = get(runtime, run_id)
         if after.finished:
             raise RunFinished(f"run {run_id} became {after.status} just now: nothing was done")
         raise _changed(run_id)
     after = get(runtime, run_id)
+    for child, workflow in ended:
+        signals.send_cancelled(runtime.app, child, workflow)
     if after.status is RunStatus.CANCELLED:
         signals.send_cancelled(runtime.app, run_id, run.workflow)
+    # Whoever waits for one of them goes on.
+    runtime.announce()
     return after
 
 
@@ -436,6 +446,8 @@ def _prune_runs(runtime: Runtime, cutoff: int) -> int:
     number: int | None = 0
     while number is not None:
         number = runtime.events.prune_page(number, cutoff, PRUNE_BATCH)
+    if runtime.events.tell_gone():
+        runtime.announce()
     return deleted
 
 

@@ -13,6 +13,7 @@ from .rows import StepWrite
 from .rows import StoredStep
 from .rows import WaitWrite
 from .store import Busy
+from .store import CancelAsked
 from .store import key_busy
 from .store import LeaseGone
 from .store import Scope
@@ -21,6 +22,7 @@ from .store import Store
 __all__ = [
     "Actions",
     "Busy",
+    "CancelAsked",
     "Change",
     "ClaimedRun",
     "LeaseGone",

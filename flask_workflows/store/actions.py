@@ -6,6 +6,7 @@ nothing leaves no row, and one of two with the same `epoch` changes nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -53,22 +54,58 @@ class Actions:
 
     # To a run ------------------------------------------------------------------------------
 
-    def cancel(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
-        """End an idle run, or mark one being executed; false when neither applied."""
+    def cancel(
+        self, run_id: str, epoch: int | None, by: By | None = None, *, children: bool = True
+    ) -> tuple[bool, list[tuple[str, str]]]:
+        """End an idle run, or mark one being executed, and with it its unfinished `children` and theirs.
+
+        Answers whether either applied, and the ids and workflows of the children that ended at once.
+        """
+        ended: list[tuple[str, str]] = []
 
         def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
-            if execute(self._sql(sql.CANCEL_IDLE), params).rowcount:
-                execute(self._sql(sql.DROP_ALL_WAITS), params)
-                self._store.count_ended_in(execute, [Ended(found.workflow, "cancelled", 1, 0)])
-                self._note(execute, by, "cancel", run_id, found, after="cancelled")
-                return True
-            if execute(self._sql(sql.CANCEL_RUNNING), params).rowcount:
-                self._note(execute, by, "cancel", run_id, found, after="cancelling")
-                return True
+            ended.clear()
             # Asked for already: it will be as it was to be.
-            return found.finished_at is None and found.cancel_requested_at is not None
+            asked = found.finished_at is None and found.cancel_requested_at is not None
+            done = self._cancel_one(execute, run_id, found, params, by)
+            if done is None:
+                return asked
+            if children:
+                # The lock on the parent is held: what it started is committed, and it starts no more.
+                for (child,) in execute(self._sql(sql.DESCENDANTS), params).fetchall():
+                    ended.extend(self._cancel_child(execute, child, by))
+            self._count(execute, [found.workflow] * (done == "cancelled") + [workflow for _, workflow in ended])
+            return True
 
-        return self._on_run(run_id, epoch, act)
+        return self._on_run(run_id, epoch, act), ended
+
+    def _count(self, execute: Execute, workflows: Sequence[str]) -> None:
+        """Count what was cancelled at once; in the order of names, so that two such transactions cannot deadlock."""
+        if workflows:
+            counted = sorted(Counter(workflows).items())
+            self._store.count_ended_in(execute, [Ended(name, "cancelled", number, 0) for name, number in counted])
+
+    def _cancel_child(self, execute: Execute, run_id: str, by: By | None) -> list[tuple[str, str]]:
+        found = self._find(execute, run_id, sql.LOCK)
+        if found is None:
+            return []
+        params = self._store.params(run_id=run_id, epoch=None)
+        done = self._cancel_one(execute, run_id, found, params, by)
+        return [(run_id, found.workflow)] if done == "cancelled" else []
+
+    def _cancel_one(
+        self, execute: Execute, run_id: str, found: Found, params: dict[str, Any], by: By | None
+    ) -> str | None:
+        """What the run has become; null where nothing was to be done."""
+        if execute(self._sql(sql.CANCEL_IDLE), params).rowcount:
+            execute(self._sql(sql.DROP_ALL_WAITS), params)
+            self._store.tell_finished(execute, run_id)
+            self._note(execute, by, "cancel", run_id, found, after="cancelled")
+            return "cancelled"
+        if execute(self._sql(sql.CANCEL_RUNNING), params).rowcount:
+            self._note(execute, by, "cancel", run_id, found, after="cancelling")
+            return "cancelling"
+        return None
 
     def retry(self, run_id: str, epoch: int | None, forget: Sequence[str], by: By | None = None) -> bool:
         """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""

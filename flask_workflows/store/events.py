@@ -30,6 +30,9 @@ from .store import Execute
 from .store import LeaseGone
 from .store import Store
 
+#: What is told of a run that is there no more.
+GONE = '{"status": "gone"}'
+
 #: How long a worker matches before it claims again.
 MATCH_SECONDS = 0.2
 
@@ -348,6 +351,18 @@ class Events:
         self._prune(sql.PRUNE_EVENTS, after=after, last=last, cutoff=cutoff)
         # Numbers follow the clock, but for a transaction or two.
         return None if count < limit or oldest > cutoff + 3_600_000 else int(last)
+
+    def tell_gone(self) -> int:
+        """Tell runs that wait for the end of others which are gone, as after somebody deleted their rows."""
+
+        def operation(connection: Any) -> int:
+            execute = self._executing(connection)
+            found = execute(self._sql(statements.ORPHANED_WAITS), self._store.params()).fetchall()
+            for (name,) in found:
+                self.insert(connection, NewEvent(name, "", GONE))
+            return len(found)
+
+        return self._store.once(operation, together=True)
 
     def _prune(self, statement: str, **params: int) -> Any:
         return self._store.once(lambda c: self._executing(c)(self._sql(statement), params))

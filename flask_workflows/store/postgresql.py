@@ -100,7 +100,7 @@ class PostgreSQL:
     def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         sql.add_change(params, change)
         sql.add_writes(params, writes)
-        return execute(_settle_sql(len(writes)), params).fetchone() is not None
+        return execute(_settle_sql(len(writes), change.finished), params).fetchone() is not None
 
     @staticmethod
     @cache
@@ -261,7 +261,12 @@ def _record_sql(count: int, touch: bool) -> str:
 
 
 @cache
-def _settle_sql(count: int) -> str:
+def _settle_sql(count: int, finished: bool) -> str:
     recorded = f", recorded AS ({_steps_sql(count)})" if count else ""
-    text = f"WITH {_CLOCK}, fence AS ({sql.SETTLE_RUN} RETURNING id){recorded} SELECT 1 FROM fence"
-    return PostgreSQL.sql(text.replace("{now}", _TICK))
+    if finished:
+        # From the row as this statement leaves it, which only its own RETURNING shows.
+        told = sql.finished(sql.TELL_FINISHED).replace("workflow_runs r", "fence r").replace(":run_id", "r.id")
+        recorded += f", told AS ({told})"
+    shown = "id, watched, status, output, error, finished_at"
+    text = f"WITH {_CLOCK}, fence AS ({sql.SETTLE_RUN} RETURNING {shown}){recorded} SELECT 1 FROM fence"
+    return PostgreSQL.sql(PostgreSQL.events(text.replace("{now}", _TICK)))

@@ -18,6 +18,8 @@ class NewRun(NamedTuple):
     input: str
     max_attempts: int
     delay_ms: int | None
+    #: The run whose body starts it.
+    parent_id: str | None = None
 
 
 class ClaimedRun(NamedTuple):

@@ -16,9 +16,10 @@ from .rows import StepWrite
 
 INSERT_RUN = """
 INSERT INTO workflow_runs (id, workflow, version, queue, workspace, "key", live_key, status, input, epoch, due_at,
-    attempts, max_attempts, losses, created_at, updated_at)
+    attempts, max_attempts, losses, created_at, updated_at, parent_id)
 SELECT v.column1, v.column2, CAST(v.column3 AS integer), v.column4, v.column5, v.column6, v.column6, v.column10,
-    v.column7, 0, clock.ms + CAST(v.column9 AS bigint), 0, CAST(v.column8 AS integer), 0, clock.ms, clock.ms
+    v.column7, 0, clock.ms + CAST(v.column9 AS bigint), 0, CAST(v.column8 AS integer), 0, clock.ms, clock.ms,
+    v.column11
 FROM (VALUES {rows}) AS v CROSS JOIN (SELECT {now} AS ms) AS clock
 WHERE 1 = 1
 ON CONFLICT (workflow, workspace, live_key) WHERE live_key IS NOT NULL DO NOTHING
@@ -26,7 +27,7 @@ RETURNING id
 """
 
 _RUN_ROW = """(:id{i}, :workflow{i}, :version{i}, :queue{i}, :workspace{i}, CAST(:key{i} AS text), :input{i},
-    :max_attempts{i}, :delay_ms{i}, :status{i})"""
+    :max_attempts{i}, :delay_ms{i}, :status{i}, CAST(:parent_id{i} AS text))"""
 
 FIND_LIVE_KEY = """
 SELECT id FROM workflow_runs
@@ -57,6 +58,45 @@ UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :ru
 WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
     AND (worker IS NOT NULL OR CAST(:idle AS integer) = 1)
     AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
+"""
+
+#: Tells those who wait for a run that it has finished, in the transaction that ends it. `{xact}` as in `event_statements`.
+TELL_FINISHED = """
+INSERT INTO workflow_events (name, workspace, payload, xact, emitted_at, woke)
+SELECT '$finished:' || r.id, '', {finished}, {xact}, {now}, 0
+FROM workflow_runs r WHERE r.id = :run_id AND r.watched = 1 AND r.finished_at IS NOT NULL
+"""
+
+#: How a run ended, as JSON; its parts are JSON text already.
+FINISHED = """'{"status": "' || r.status || '", "output": ' || coalesce(r.output, 'null')
+    || ', "error": ' || coalesce(r.error, 'null') || '}'"""
+
+#: Null while it has not finished.
+HOW_FINISHED = """
+SELECT CASE WHEN r.finished_at IS NOT NULL THEN {finished} END FROM workflow_runs r WHERE r.id = :run_id
+"""
+
+#: From now on its end will be told.
+WATCH = """
+UPDATE workflow_runs SET watched = 1 WHERE id = :run_id AND finished_at IS NULL RETURNING id
+"""
+
+#: Waits for the end of runs that are gone, as after somebody deleted their rows.
+ORPHANED_WAITS = """
+SELECT DISTINCT name FROM workflow_waits w
+WHERE substr(w.name, 1, 10) = '$finished:' AND NOT EXISTS (SELECT 1 FROM workflow_runs r WHERE r.id = substr(w.name, 11))
+LIMIT 1000
+"""
+
+#: The unfinished runs below a run, by way of unfinished ones; parents come before their children.
+DESCENDANTS = """
+WITH RECURSIVE below (id) AS (
+    SELECT id FROM workflow_runs WHERE parent_id = :run_id AND parent_id IS NOT NULL AND finished_at IS NULL
+    UNION
+    SELECT r.id FROM below JOIN workflow_runs r ON r.parent_id = below.id
+    WHERE r.parent_id IS NOT NULL AND r.finished_at IS NULL
+)
+SELECT id FROM below ORDER BY id
 """
 
 #: Marks an execution as begun, and forgets faults that came before the step now stored. Like every write of an
@@ -329,6 +369,12 @@ def run_rows(count: int) -> str:
 @cache
 def ended_rows(count: int) -> str:
     return ", ".join(_ENDED_ROW.replace("{i}", str(i)) for i in range(count))
+
+
+@cache
+def finished(statement: str) -> str:
+    """Fill in how a run ended."""
+    return statement.replace("{finished}", FINISHED)
 
 
 @cache

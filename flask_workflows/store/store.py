@@ -60,6 +60,10 @@ class LeaseGone(Exception):
     """A fenced write found that the run belongs to somebody else."""
 
 
+class CancelAsked(Exception):
+    """A write would have begun something new for a run that is to be cancelled."""
+
+
 class Busy(Exception):
     """Another writer was first, and this one was not to wait."""
 
@@ -430,7 +434,10 @@ class Store:
     def record_effect(
         self, run: ClaimedRun, key: str, effect: Callable[[Any], str], write: Callable[[str], StepWrite]
     ) -> str:
-        """Do something on a connection and record the call with what it answers, in one transaction."""
+        """Do something on a connection and record the call with what it answers, in one transaction.
+
+        Raises `CancelAsked`, and nothing is done, where the run is to be cancelled.
+        """
         find = self.dialect.sql(sql.FIND_STEP)
         tries = 0
 
@@ -447,6 +454,9 @@ class Store:
             fenced = self.dialect.record(self.execute_on(connection), params, [write(done)], touch=True)
             if fenced is None:
                 raise LeaseGone
+            if fenced.cancel_requested_at is not None:
+                # A child started now would be unknown to who cancels the children: they may have been counted.
+                raise CancelAsked
             return done
 
         return self.patiently(operation, together=True)
@@ -495,6 +505,8 @@ class Store:
             try:
                 execute = self.execute_on(connection)
                 settled = self.dialect.settle(execute, params, change, writes)
+                if settled and change.finished and self.dialect.name == "sqlite":
+                    self.tell_finished(execute, run_id)
                 if settled and waits:
                     self._insert_waits(execute, run_id, waits, again=not writes or writes[-1].status != "waiting")
                 if settled and waiting:
@@ -518,6 +530,26 @@ class Store:
         if seen[3] is not None or seen[2] is None:
             raise LeaseGone
         return False
+
+    def tell_finished(self, execute: Execute, run_id: str) -> None:
+        """Tell those who wait for a run that it has finished, in the transaction that ended it."""
+        execute(self.dialect.sql(self.dialect.events(sql.finished(sql.TELL_FINISHED))), self.params(run_id=run_id))
+
+    def watch(self, run_id: str) -> tuple[bool, str | None]:
+        """Whether there is such a run, and how it finished, as JSON; null while it has not: its end will then be told."""
+        look = self.dialect.sql(sql.finished(sql.HOW_FINISHED))
+        params = {"run_id": run_id}
+
+        def operation(connection: Any) -> tuple[bool, str | None]:
+            execute = self.execute_on(connection)
+            while True:
+                row = execute(look, params).fetchone()
+                if row is None or row[0] is not None:
+                    return row is not None, None if row is None else str(row[0])
+                if execute(self.dialect.sql(sql.WATCH), params).fetchone() is not None:
+                    return True, None
+
+        return self.patiently(operation)
 
     def _due_if_ended(self, execute: Execute, run_id: str, waiting: Sequence[str]) -> None:
         """Make a run due that was just suspended, if one of these calls has ended."""
@@ -599,6 +631,7 @@ class Store:
             ended = execute(self.dialect.sql(sql.END_CANCELLED), self.params()).fetchall()
             for run_id, _ in ended:
                 execute(self.dialect.sql(sql.DROP_ALL_WAITS), {"run_id": run_id})
+                self.tell_finished(execute, run_id)
             return [workflow for _, workflow in ended]
 
         return self.once(operation, together=True)

@@ -101,6 +101,7 @@ def run_of(row: sa.RowMapping) -> Run:
         finished_at=optional_instant(row["finished_at"]),
         error=None if row["error"] is None else RunError.read(row["error"]),
         cause=row["cause"],
+        parent_id=row["parent_id"],
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),
     )

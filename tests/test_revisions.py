@@ -46,11 +46,12 @@ CONVENTION = {
 }
 
 #: The shipped revisions, as files and as they are called in a history.
-FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py", "workflows_0003_audit.py"]
+FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py", "workflows_0003_audit.py", "workflows_0004_children.py"]
 TITLES = [
     "Create the tables of Flask-Workflows.",
     "Add events, waits, published state and marks to Flask-Workflows.",
     "Add causes of failures, the audit and statistics to Flask-Workflows.",
+    "Let runs have children, and wait for the end of others, in Flask-Workflows.",
 ]
 
 
@@ -552,7 +553,7 @@ def test_tables_made_by_create_all_are_refused(young_shop: Shop, database_url: s
 
     assert "the database has the table workflow_runs" in message
     assert "no revision workflows_0001" in message
-    assert "`flask db stamp workflows_0003`" in message
+    assert "`flask db stamp workflows_0004`" in message
 
 
 def test_the_revision_to_stamp_is_the_one_that_made_what_is_there(

@@ -43,6 +43,7 @@ from .durations import instant_ms
 from .durations import to_ms
 from .errors import InvalidName
 from .errors import MisplacedCall
+from .errors import NotRegistered
 from .errors import RunFinished
 from .errors import StepFailed
 from .errors import TransactionalRefused
@@ -60,6 +61,7 @@ from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import Suspended
 from .names import check_label
+from .names import path_of
 from .runs import PROGRESS
 from .store import Change
 from .store import NewEvent
@@ -316,6 +318,25 @@ class WorkflowContext:
         connection = self._runtime.sessions.holding_lock()
         branch.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text, connection))
 
+    def on_failure(self, step: Step[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Push a step that undoes what was done, for the case that the run fails or is cancelled.
+
+        The pushed steps are then executed in reverse, recorded and retried as all steps are; the run ends after that,
+        failed or cancelled. One that fails for good lets the others go on. When the run completes none is executed.
+        Only a declared step can be pushed: it is found by its name when the time has come.
+        """
+        from .definition import Step as Declared
+
+        if not isinstance(step, Declared) or self._runtime.registry.step(step.name) is None:
+            raise TypeError(f"ctx.on_failure() takes a step declared with @workflows.step, not {step!r}")
+        limit = self._runtime.config.max_payload_bytes
+        input = step.codec.dump_call(args, kwargs, where=step.where, max_bytes=limit)
+        call = self._call(f"$undo:{step.name}", input)
+        if call.stored is None:
+            self.may_start()
+            self._execution.pushed = True
+            self._hold(StepWrite(call.key, call.position, "undo", "pushed", input, attempts=0), self._ticks())
+
     # Side by side ----------------------------------------------------------------------------
 
     def parallel(self, *functions: Callable[..., Any], max_workers: int | None = None) -> list[Any]:
@@ -529,14 +550,42 @@ class WorkflowContext:
         self._runtime.sessions.remove()
         return self._attempt(step, call, input, args, kwargs)
 
+    def undo(self, stored: StoredStep) -> None:
+        """Execute a step that was pushed with `on_failure`. Raises what it ends with, which is recorded then."""
+        step = self._runtime.registry.step(undone_by(stored.key))
+        call, input = Call(stored.key, stored.position, stored), stored.input or "{}"
+        running = StepWrite(call.key, call.position, "undo", "running", input, attempts=stored.attempts + 1)
+        if step is None:
+            error: Exception = NotRegistered(f"no step {undone_by(stored.key)!r} is registered here to undo it with")
+            self._end_failed(running, failures.describe(error, "step", step=call.key, frames=False), self._ticks())
+            raise error
+        if stored.status == "retrying":
+            self._wait_for_due(stored)
+        self.may_start()
+        self._runtime.sessions.remove()
+        args, kwargs = step.codec.load_call(input, where=step.where)
+        self._attempt(step, call, input, args, kwargs, kind="undo")
+
+    def undo_lost(self, stored: StoredStep, described: dict[str, Any]) -> None:
+        """Record that a step which undoes took its worker with it each time."""
+        running = StepWrite(stored.key, stored.position, "undo", "running", stored.input, attempts=stored.attempts)
+        self._end_failed(running, described, self._ticks())
+
     def _attempt(
-        self, step: Step[Any, Any], call: Call, input: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        step: Step[Any, Any],
+        call: Call,
+        input: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        kind: str = "step",
     ) -> Any:
         """Run the step until it is stored; what is run again here lost its transaction and uses no attempt."""
         branch = self._branch
         attempt, earlier = _attempts_before(call.stored)
         running = StepWrite(
-            call.key, call.position, "step", "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
+            call.key, call.position, kind, "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
         )
         for repetition in range(CONFLICT_RETRIES + 1):
             started = self._ticks()
@@ -715,8 +764,14 @@ _METHODS = {
     "$send": "handle.send",
     "$sleep": "ctx.sleep",
     "$start": "start",
+    "$undo": "ctx.on_failure",
     "$wait": "ctx.wait_for",
 }
+
+
+def undone_by(key: str) -> str:
+    """The name of the step that a pushed call executes."""
+    return key[len(path_of(key)) :].removeprefix("$undo:").partition("#")[0]
 
 
 def _threads(max_workers: int | None) -> int:

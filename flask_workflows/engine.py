@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from . import failures
 from . import signals
+from . import undo
 from .apps import QuietContext
 from .cause import cause_of
 from .context import WorkflowContext
@@ -87,7 +88,9 @@ class Engine:
 
     def _execute(self, execution: Execution, worker: str) -> str | None:
         with QuietContext(self._runtime.app):
-            outcome = self._outcome(execution)
+            outcome = self._outcome(execution) if not execution.undoing else self._undo(execution)
+            if outcome.change is not None:
+                outcome = outcome._replace(change=undo.first(execution, outcome.change, outcome.described))
             self._runtime.sessions.remove()
             status = self._settle(execution, outcome)
             if status is not None:
@@ -110,12 +113,25 @@ class Engine:
         workflow = self._runtime.registry.resume(run.workflow, run.version)
         if workflow is None:
             error = NotRegistered(f"no code for {run.workflow!r} version {run.version} is registered here")
-            return _failed(run, failures.describe(error, "body", frames=False))
+            return _failed(run, failures.describe(error, "code", frames=False))
         try:
             args, kwargs = workflow.codec.load_call(run.input, where=workflow.where)
         except UndecodableValue as error:
-            return _failed(run, failures.describe(error, "value", frames=False))
+            return _failed(run, failures.describe(error, "code", frames=False))
         return self._call(execution, workflow, args, kwargs)
+
+    def _undo(self, execution: Execution) -> Outcome:
+        """Execute what was pushed for the case that the run fails or is cancelled."""
+        run = execution.run
+        lost = _lost(execution) if run.losses and run.attempts >= run.max_attempts else None
+        ended = undo.undo(WorkflowContext(self._runtime, execution), execution, lost)
+        if isinstance(ended, Change):
+            return Outcome(ended, described=None if ended.error is None else json.loads(ended.error))
+        if isinstance(ended, Suspended):
+            return Outcome(ended.change._replace(undoing=run.undoing, error=_error_in(run.undoing)), ended.write)
+        if isinstance(execution.interrupt, Broken):
+            self._runtime.store.complain("left to its lease", execution.interrupt.error, run_id=run.id)
+        return NOTHING
 
     def _call(
         self, execution: Execution, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -190,8 +206,8 @@ class Engine:
             if execution.settle(outcome.change, outcome.write, outcome.waits, outcome.waiting):
                 return outcome.change.status
             # Somebody asked for it to be cancelled while it went on: that is its outcome, not what it came to.
-            cancelled = Change("cancelled", finished=True, attempts=execution.attempts)
-            return "cancelled" if execution.settle(cancelled) else None
+            cancelled = undo.first(execution, Change("cancelled", finished=True, attempts=execution.attempts), None)
+            return cancelled.status if execution.settle(cancelled) else None
         except LeaseGone:
             logger.info("run %s was taken over before its outcome could be stored", execution.run.id)
         except Exception as error:
@@ -219,6 +235,11 @@ class Engine:
                 extra={"run_id": run.id},
             )
         signals.send_run(self._runtime.app, status, run, outcome.described if status == "failed" else None)
+
+
+def _error_in(undoing: str | None) -> str | None:
+    error: str | None = json.loads(undoing or "{}").get("error")
+    return error
 
 
 def _trouble(outcome: Outcome) -> dict[str, Any] | None:

@@ -131,6 +131,10 @@ class RunNotFailed(WorkflowsError):
     """Only a failed or cancelled run can be retried."""
 
 
+class RunCompensated(RunNotFailed):
+    """The run was undone when it failed or was cancelled, so there is nothing left to go on from."""
+
+
 class RunNotSleeping(WorkflowsError):
     """Only a sleeping run can be woken."""
 

@@ -121,7 +121,7 @@ class Branch:
             execution.look()
         if self.interrupt is not None:
             raise self.interrupt
-        if execution.cancel_requested:
+        if execution.cancel_requested and not execution.undoing:
             execution.stop(Cancelling())
 
     def hold(self, write: StepWrite, started: float, *, progress: bool = True) -> None:
@@ -337,6 +337,10 @@ class Execution:
         #: Whether the run is known to be shown as running, with no fault counted.
         self.touched = run.status == "running" and run.attempts == 0 and run.losses == 0
         self._heard = run.ticks
+        #: Whether the run is being undone, so that its cancelling stops nothing any more.
+        self.undoing = run.undoing is not None
+        #: Whether something was pushed with `on_failure` in this execution.
+        self.pushed = False
         self._by_path = _by_path(stored)
         self.body = Branch(self, "", self._by_path.get("", ()), strict=strict)
         #: Those that may hold something.
@@ -357,6 +361,16 @@ class Execution:
     def waited(self) -> bool:
         """Whether the run was waiting for something when it was claimed."""
         return any(step.status == "waiting" for steps in self._by_path.values() for step in steps)
+
+    @property
+    def must_undo(self) -> bool:
+        """Whether something was pushed with `on_failure` that is not undone."""
+        return self.pushed or any(step.status == "pushed" for step in self.undo_calls())
+
+    def undo_calls(self) -> list[StoredStep]:
+        """What was pushed with `on_failure`, last first."""
+        steps = [step for steps in self._by_path.values() for step in steps if step.kind == "undo"]
+        return sorted(steps, key=lambda step: (step.started_at or 0, step.position, step.key), reverse=True)
 
     def unfinished(self) -> str | None:
         """The key of the call that was under way, or of the last one recorded."""

@@ -54,6 +54,8 @@ runs = sa.Table(
     sa.Column("cause", sa.String(32)),
     #: The run whose body started it.
     sa.Column("parent_id", Id),
+    #: How the run is to end, as JSON, once what it pushed with `on_failure` is undone; kept after that.
+    sa.Column("undoing", sa.Text),
     #: 1 once another run waits for its end, which is then told by an event.
     sa.Column("watched", sa.SmallInteger, nullable=False, server_default="0"),
     sa.PrimaryKeyConstraint("id", name="workflow_runs_pkey"),

@@ -43,6 +43,10 @@ class Registry:
             )
         self._steps[step.name] = step
 
+    def step(self, name: str) -> Step[Any, Any] | None:
+        """The step declared under a name."""
+        return self._steps.get(name)
+
     def workflows(self) -> list[Workflow[Any, Any]]:
         """Every registered version of the app's workflows, by name and version."""
         return [workflow for workflow in self._every() if workflow.name not in self._own]

@@ -244,6 +244,8 @@ class Run:
     cause: str | None = None
     #: The run whose body started it.
     parent_id: str | None = None
+    #: Whether it is, or was, undone: it pushed something with `on_failure`, and failed or was cancelled.
+    undone: bool = False
     input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
     output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
 
@@ -265,6 +267,11 @@ class Run:
     def cancelling(self) -> bool:
         """Cancelling was asked for, and its worker has not stopped it yet."""
         return self.cancel_requested_at is not None and not self.finished
+
+    @property
+    def undoing(self) -> bool:
+        """What it did is being undone; then it ends."""
+        return self.undone and not self.finished
 
     @property
     def took(self) -> timedelta | None:

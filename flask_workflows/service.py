@@ -25,6 +25,7 @@ from .durations import to_ms
 from .errors import KeyTaken
 from .errors import NotRegistered
 from .errors import RunChanged
+from .errors import RunCompensated
 from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
@@ -106,6 +107,8 @@ def cancel(
         raise RunFinished(
             f"run {run_id} is {run.status} since {run.finished_at:%Y-%m-%d %H:%M:%S} UTC: nothing was done"
         )
+    if run.undoing:
+        raise RunFinished(f"run {run_id} has ended, and what it did is being undone: nothing was done")
     runtime.sessions.refuse_if_busy("cancel()")
     done, ended = runtime.actions.cancel(run_id, epoch, by, children=children)
     if not done:
@@ -158,6 +161,10 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None
     run = get(runtime, run_id)
     if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
         raise RunNotFailed(f"run {run_id} is {run.status}: only a failed or cancelled run can be retried")
+    if run.undone:
+        raise RunCompensated(
+            f"run {run_id} was undone when it ended: what its steps had done is there no more; start a new run instead"
+        )
     if epoch is not None and epoch != run.epoch:
         raise _changed(run_id)
     runtime.sessions.refuse_if_busy("retry()")

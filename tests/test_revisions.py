@@ -46,7 +46,12 @@ CONVENTION = {
 }
 
 #: The shipped revisions, as files and as they are called in a history.
-FILES = ["workflows_0001_create_tables.py", "workflows_0002_events.py", "workflows_0003_audit.py", "workflows_0004_children.py"]
+FILES = [
+    "workflows_0001_create_tables.py",
+    "workflows_0002_events.py",
+    "workflows_0003_audit.py",
+    "workflows_0004_children.py",
+]
 TITLES = [
     "Create the tables of Flask-Workflows.",
     "Add events, waits, published state and marks to Flask-Workflows.",

@@ -102,6 +102,10 @@ class Actions:
             self._store.tell_finished(execute, run_id)
             self._note(execute, by, "cancel", run_id, found, after="cancelled")
             return "cancelled"
+        if execute(self._sql(sql.CANCEL_TO_UNDO), params).rowcount:
+            execute(self._sql(sql.DROP_ALL_WAITS), params)
+            self._note(execute, by, "cancel", run_id, found, after="cancelling")
+            return "cancelling"
         if execute(self._sql(sql.CANCEL_RUNNING), params).rowcount:
             self._note(execute, by, "cancel", run_id, found, after="cancelling")
             return "cancelling"

@@ -40,6 +40,8 @@ class ClaimedRun(NamedTuple):
     created_at: int
     started_at: int
     cancel_requested_at: int | None
+    #: JSON of how it is to end once it is undone; null in every other run.
+    undoing: str | None
     now: int
     #: Whether a worker held it whose lease was over.
     taken_over: bool
@@ -126,6 +128,8 @@ class Change(NamedTuple):
     due_at: int | None = None
     due_in: int | None = None
     finished: bool = False
+    #: How the run is to end once it is undone, as JSON.
+    undoing: str | None = None
 
 
 class Ended(NamedTuple):

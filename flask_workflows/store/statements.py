@@ -54,7 +54,8 @@ UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :ru
     attempts = CAST(:run_attempts AS integer), losses = CAST(:run_losses AS integer), worker = NULL,
     due_at = coalesce(CAST(:run_due_at AS bigint), {now} + CAST(:run_due_in AS bigint)), updated_at = {now},
     finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {now} END,
-    live_key = CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL ELSE live_key END
+    live_key = CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL ELSE live_key END,
+    undoing = :run_undoing
 WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
     AND (worker IS NOT NULL OR CAST(:idle AS integer) = 1)
     AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
@@ -138,7 +139,7 @@ ORDER BY due_at LIMIT CAST(:limit AS integer)
 
 CLAIM_RETURNING = """{r}id, {r}workflow, {r}version, {r}queue, {r}workspace, {r}"key", {r}input, {r}status, {r}epoch,
     {r}attempts, {r}max_attempts, {r}losses, {r}created_at, {r}started_at, {r}cancel_requested_at,
-    {r}due_at - CAST(:lease_ms AS bigint)"""
+    {r}undoing, {r}due_at - CAST(:lease_ms AS bigint)"""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM workflow_runs WHERE due_at IS NOT NULL AND {scope}
@@ -219,16 +220,30 @@ WHERE id = :run_id {lock}
 """
 
 #: Operator actions raise the epoch, save the mark on a running run, whose owner may still store its step.
+_PUSHED = """
+EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = workflow_runs.id AND s.kind = 'undo' AND s.status = 'pushed')
+"""
+
 CANCEL_IDLE = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
     cancel_requested_at = coalesce(cancel_requested_at, {now}), finished_at = {now}, updated_at = {now}
 WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pending' OR due_at <= {now})
+    AND undoing IS NULL AND NOT {pushed}
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
-"""
+""".replace("{pushed}", _PUSHED)
+
+#: An idle run that has something to undo: a worker does that, then it ends.
+CANCEL_TO_UNDO = """
+UPDATE workflow_runs SET status = 'pending', epoch = epoch + 1, worker = NULL, due_at = {now},
+    cancel_requested_at = coalesce(cancel_requested_at, {now}), updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pending' OR due_at <= {now})
+    AND undoing IS NULL AND cancel_requested_at IS NULL AND {pushed}
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+""".replace("{pushed}", _PUSHED)
 
 CANCEL_RUNNING = """
 UPDATE workflow_runs SET cancel_requested_at = {now}, updated_at = {now}
-WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL
+WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL AND undoing IS NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
 """
 
@@ -327,10 +342,11 @@ END_CANCELLED = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
     finished_at = {now}, updated_at = {now}
 WHERE id IN (
-    SELECT id FROM workflow_runs WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL {skip_locked}
+    SELECT id FROM workflow_runs
+    WHERE due_at <= {now} AND cancel_requested_at IS NOT NULL AND undoing IS NULL AND NOT {pushed} {skip_locked}
 )
 RETURNING id, workflow
-"""
+""".replace("{pushed}", _PUSHED)
 
 #: To the quarter of an hour it is now, or to the one that `:at` says.
 COUNT_ENDED = """
@@ -408,4 +424,5 @@ def add_change(params: dict[str, Any], change: Change) -> None:
     params["run_due_at"] = change.due_at
     params["run_due_in"] = change.due_in
     params["run_finished"] = int(change.finished)
-    params["run_cancels"] = int(change.status == "cancelled")
+    params["run_undoing"] = change.undoing
+    params["run_cancels"] = int(change.status == "cancelled" or change.undoing is not None)

@@ -64,6 +64,9 @@ class _Replay(Execution):
     """An execution that does nothing but look into its history."""
 
     def called(self, branch: Branch, call: Call) -> None:
+        # A parallel call goes on in its branches; what was pushed is no more than recorded.
+        if call.stored is not None and call.stored.kind in ("parallel", "undo"):
+            return
         if call.stored is None or call.stored.status not in ("completed", "failed"):
             branch.leave(_Reached(f"{call.key!r}, at {caller()}"))
 
@@ -165,6 +168,7 @@ def _claimed(runtime: Runtime, run: Run) -> ClaimedRun:
         created_at=created,
         started_at=_ms(run.started_at) if run.started_at is not None else created,
         cancel_requested_at=None,
+        undoing=None,
         now=_ms(run.updated_at),
         taken_over=False,
         ticks=runtime.store.ticks(),

@@ -21,6 +21,7 @@ def upgrade(engine_name=""):
 
     with op.batch_alter_table("workflow_runs") as runs:
         runs.add_column(sa.Column("parent_id", sa.String(36)))
+        runs.add_column(sa.Column("undoing", sa.Text()))
         runs.add_column(sa.Column("watched", sa.SmallInteger(), nullable=False, server_default="0"))
     op.create_index(
         "workflow_runs_parent",
@@ -38,4 +39,5 @@ def downgrade(engine_name=""):
     op.drop_index("workflow_runs_parent", "workflow_runs")
     with op.batch_alter_table("workflow_runs") as runs:
         runs.drop_column("watched")
+        runs.drop_column("undoing")
         runs.drop_column("parent_id")

@@ -56,6 +56,9 @@ from flask_workflows.logs import configure_worker_logging
 from flask_workflows.names import check_label
 from flask_workflows.records import details_record
 from flask_workflows.records import record
+from flask_workflows.replaying import Diverged
+from flask_workflows.replaying import replay
+from flask_workflows.runs import LIVE
 from flask_workflows.runs import Run
 from flask_workflows.runs import RunQuery
 from flask_workflows.runs import RunStatus
@@ -64,6 +67,7 @@ from flask_workflows.runtime import Runtime
 from flask_workflows.store.reading import count_ahead
 from flask_workflows.store.reading import count_same_cause
 from flask_workflows.store.reading import list_audit
+from flask_workflows.store.reading import list_runs
 from flask_workflows.store.reading import live_workers
 from flask_workflows.store.reading import read_open_steps
 from flask_workflows.store.reading import reading
@@ -319,14 +323,57 @@ def show(run_id: str, as_json: bool) -> None:
 
 
 @workflows_group.command()
-def check() -> None:
-    """Check that the modules import, that the tables are there, and that there is code for every unfinished run."""
+@click.option("--replay", "replays", is_flag=True, help="Replay the unfinished runs against the code at hand, too.")
+@click.option("--workflow", callback=_label, help="With --replay: only runs of this workflow.")
+def check(replays: bool, workflow: str | None) -> None:
+    """Check that the modules import, that the tables are there, and that there is code for every unfinished run.
+
+    With --replay, meant to be run with the new code before it is deployed, the body of each unfinished run is called
+    with what is recorded. No step is executed and nothing is written. The first call that differs is told for each run,
+    as recorded and as made now, and the exit code is 1.
+    """
+    if workflow is not None and not replays:
+        raise click.UsageError("--workflow goes with --replay")
     runtime = _importing_runtime()
     runtime.check_schema()
     count = len(runtime.registry.workflows())
     click.echo(f"ok: {runtime.engine.url!s}, {phrases.several(count, 'workflow')}")
     for orphan in runtime.orphans():
         click.echo(f"no code here for the unfinished runs of {orphan}: they wait for a worker that has it", err=True)
+    if replays:
+        _check_replays(runtime, workflow)
+
+
+def _check_replays(runtime: Runtime, workflow: str | None) -> None:
+    """Tell what diverges; exit with 1 where something does."""
+    replayed = diverged = 0
+    for run in _unfinished(runtime, workflow):
+        if runtime.registry.resume(run.workflow, run.version) is None:
+            continue
+        replayed += 1
+        try:
+            replay(runtime, run)
+        except Diverged as error:
+            diverged += 1
+            click.echo(str(error))
+    told = f"{phrases.several(replayed, 'run')} replayed, {phrases.number(diverged)} diverged"
+    click.echo(told, err=bool(diverged))
+    if diverged:
+        raise SystemExit(1)
+
+
+def _unfinished(runtime: Runtime, workflow: str | None) -> Iterator[Run]:
+    """The unfinished runs with their inputs, newest first within each status."""
+    for status in LIVE:
+        cursor: str | None = None
+        while True:
+            query = RunQuery(workflow=workflow, status=status, limit=100, cursor=cursor)
+            with reading(runtime.engine) as connection:
+                page = list_runs(connection, query, payloads=True)
+            yield from page.runs
+            cursor = page.older
+            if cursor is None:
+                break
 
 
 # Acting ------------------------------------------------------------------------------------

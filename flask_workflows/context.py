@@ -61,6 +61,7 @@ from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import Suspended
 from .names import check_label
+from .names import check_step_name
 from .names import path_of
 from .runs import PROGRESS
 from .store import Change
@@ -149,6 +150,8 @@ class WorkflowContext:
         self._execution = execution
         self._run = execution.run
         self._looked = float("-inf")
+        #: What `patched` answered in this execution, by branch and name.
+        self._patched: dict[tuple[str, str], bool] = {}
 
     @staticmethod
     def current() -> WorkflowContext | None:
@@ -317,6 +320,27 @@ class WorkflowContext:
         # A step that wrote holds SQLite's only write lock: the value is then published with what it wrote.
         connection = self._runtime.sessions.holding_lock()
         branch.write(lambda run_id, epoch: events.save_state(run_id, epoch, key, text, connection))
+
+    def patched(self, name: str) -> bool:
+        """Whether this run takes the code of a patch: true for runs that come here anew, false for those under way.
+
+        For calls that are put in, or taken out, under runs that are older than the change:
+        `if ctx.patched("tips"): send_tips()`. The answer is recorded, and is the same at each execution of the run. A
+        run recorded past this place before the patch was deployed goes on without it.
+        """
+        known = (self._branch.path, check_step_name(name, f"at {caller()}", "patch"))
+        if known not in self._patched:
+            self._patched[known] = self._takes_patch(f"$patch:{name}")
+        return self._patched[known]
+
+    def _takes_patch(self, name: str) -> bool:
+        history = self._branch.history
+        if history.replaying and not history.comes(name):
+            return False
+        call = self._call(name)
+        if call.stored is None:
+            self._hold(StepWrite(call.key, call.position, "patch", "completed", output="true"), self._ticks())
+        return True
 
     def on_failure(self, step: Step[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Push a step that undoes what was done, for the case that the run fails or is cancelled.
@@ -759,6 +783,7 @@ _METHODS = {
     "$emit": "emit",
     "$now": "ctx.now",
     "$parallel": "ctx.parallel",
+    "$patch": "ctx.patched",
     "$receive": "ctx.receive",
     "$result": "handle.result",
     "$send": "handle.send",

@@ -129,6 +129,10 @@ class Branch:
 
         Without `progress` it is no step forward, for the count of attempts.
         """
+        if self._held is not None:
+            self.flush()
+            if self.interrupt is not None:
+                raise self.interrupt
         with self._lock:
             self._in_flight = None
             self._held = Held(write, started, self._store.ticks())

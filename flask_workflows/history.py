@@ -44,6 +44,11 @@ class History:
         """The recorded call that is to come next; null where none is, or where their order does not matter."""
         return self._stored[self._position] if self._strict and self.replaying else None
 
+    def comes(self, name: str) -> bool:
+        """Whether the next call is recorded as the first one of this name; by key alone where order does not matter."""
+        key = f"{self._path}{name}"
+        return key in self._by_key if not self._strict else self.replaying and self._stored[self._position].key == key
+
     def next(self, name: str, input: str | None) -> Call:
         """Take the next call of this name. Raises `NonDeterminismError` when the record holds another one here."""
         uses = self._uses.get(name, 0) + 1

@@ -24,7 +24,7 @@ def check_workflow_name(name: object, named: str) -> str:
     return name
 
 
-def check_step_name(name: object, named: str) -> str:
+def check_step_name(name: object, named: str, noun: str = "step") -> str:
     """A step's name becomes the key of its record, where `#`, `/` and a leading `$` have a meaning."""
     problem = ""
     if not isinstance(name, str) or not 1 <= len(name) <= 100 or not name.strip():
@@ -32,7 +32,7 @@ def check_step_name(name: object, named: str) -> str:
     elif "#" in name or "/" in name or name.startswith("$") or _CONTROL.search(name):
         problem = "leave out '#', '/', control characters and a leading '$'"
     if problem:
-        raise DefinitionError(f"{name!r} is no name for the step {named}: {problem}")
+        raise DefinitionError(f"{name!r} is no name for the {noun} {named}: {problem}")
     assert isinstance(name, str)
     return name
 

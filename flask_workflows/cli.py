@@ -47,6 +47,7 @@ from flask_workflows.errors import RunNotLost
 from flask_workflows.errors import RunNotSleeping
 from flask_workflows.errors import SchemaError
 from flask_workflows.errors import SetupError
+from flask_workflows.errors import StepNotFound
 from flask_workflows.errors import UndecodableValue
 from flask_workflows.errors import UnregisteredEvent
 from flask_workflows.errors import ValueRefused
@@ -91,7 +92,7 @@ class _Conflict(_Refused):
 def _refusal(error: WorkflowsError) -> _Refused:
     line = " ".join(str(error).split())
     match error:
-        case RunNotFound() | NotRegistered() | UnregisteredEvent():
+        case RunNotFound() | StepNotFound() | NotRegistered() | UnregisteredEvent():
             return _NotFound(line)
         case RunFinished() | RunNotFailed() | RunNotSleeping() | RunNotLost():
             return _Conflict(line)
@@ -466,17 +467,29 @@ def emit(name: str, text: str, workspace: str | None, delivery_id: str | None, r
 @workflows_group.command()
 @_run_id
 @_reason
-def cancel(run_id: str, reason: str) -> None:
-    """Cancel a run, at once or before its next step."""
-    _print_run(service.cancel(current_runtime(), run_id, by=_by(reason)))
+@click.option("--keep-children", is_flag=True, help="Let the runs it started go on.")
+def cancel(run_id: str, keep_children: bool, reason: str) -> None:
+    """Cancel a run, at once or before its next step, and the unfinished runs it started."""
+    _print_run(service.cancel(current_runtime(), run_id, by=_by(reason), children=not keep_children))
 
 
 @workflows_group.command()
 @_run_id
 @_reason
-def retry(run_id: str, reason: str) -> None:
+@click.option("--from", "from_step", metavar="STEP", help="Forget this recorded call and all later ones, too.")
+def retry(run_id: str, from_step: str | None, reason: str) -> None:
     """Run a failed or cancelled run again from where it stopped."""
-    _print_run(service.retry(_importing_runtime(), run_id, by=_by(reason)))
+    _print_run(service.retry(_importing_runtime(), run_id, by=_by(reason), from_step=from_step))
+
+
+@workflows_group.command()
+@_run_id
+@click.option("--from", "from_step", metavar="STEP", required=True, help="The first recorded call it does anew.")
+@_reason
+def fork(run_id: str, from_step: str, reason: str) -> None:
+    """Start a new run that takes over what a run recorded before a call."""
+    runtime = _importing_runtime()
+    _print_run(service.get(runtime, service.fork(runtime, run_id, from_step, _by(reason))))
 
 
 def _read_instant(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:

@@ -143,6 +143,10 @@ class RunNotLost(WorkflowsError):
     """Only a run whose worker is lost can be released."""
 
 
+class StepNotFound(WorkflowsError, LookupError):
+    """The run has no recorded call with that key."""
+
+
 class KeyTaken(WorkflowsError):
     """A newer unfinished run holds the key of the run to be retried."""
 

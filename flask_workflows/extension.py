@@ -431,9 +431,21 @@ class Workflows:
         """
         return service.cancel(current_runtime(), run_id, epoch, by, children=cancel_children)
 
-    def retry(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
-        """Run a failed or cancelled run again from where it stopped. Raises `RunNotFailed`, `KeyTaken` and others."""
-        return service.retry(current_runtime(), run_id, epoch, by)
+    def retry(
+        self, run_id: str, *, from_step: str | None = None, epoch: int | None = None, by: By | None = None
+    ) -> Run:
+        """Run a failed or cancelled run again from where it stopped. Raises `RunNotFailed`, `KeyTaken` and others.
+
+        With `from_step`, the key of a recorded call, that call and all later ones are forgotten and made anew.
+        """
+        return service.retry(current_runtime(), run_id, epoch, by, from_step=from_step)
+
+    def fork(self, run_id: str, from_step: str, *, by: By | None = None) -> Handle[Any]:
+        """Start a new run that takes over what a run recorded before a call, and goes on from there.
+
+        The other run stays as it is. Raises `RunNotFound` and `StepNotFound`.
+        """
+        return self.handle(service.fork(current_runtime(), run_id, from_step, by))
 
     def wake(self, run_id: str, *, epoch: int | None = None, at: datetime | None = None, by: By | None = None) -> Run:
         """End a run's sleep now, or `at` another instant.

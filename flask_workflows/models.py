@@ -54,6 +54,8 @@ runs = sa.Table(
     sa.Column("cause", sa.String(32)),
     #: The run whose body started it.
     sa.Column("parent_id", Id),
+    #: The run whose first calls it took over.
+    sa.Column("forked_from", Id),
     #: How the run is to end, as JSON, once what it pushed with `on_failure` is undone; kept after that.
     sa.Column("undoing", sa.Text),
     #: 1 once another run waits for its end, which is then told by an event.
@@ -90,6 +92,8 @@ sa.Index(
 )
 _child = runs.c.parent_id.is_not(None)
 sa.Index("workflow_runs_parent", runs.c.parent_id, runs.c.id, postgresql_where=_child, sqlite_where=_child)
+_fork = runs.c.forked_from.is_not(None)
+sa.Index("workflow_runs_forks", runs.c.forked_from, runs.c.id, postgresql_where=_fork, sqlite_where=_fork)
 _failed = runs.c.cause.is_not(None)
 sa.Index("workflow_runs_cause", runs.c.cause, runs.c.id, postgresql_where=_failed, sqlite_where=_failed)
 

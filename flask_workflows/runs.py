@@ -244,6 +244,8 @@ class Run:
     cause: str | None = None
     #: The run whose body started it.
     parent_id: str | None = None
+    #: The run whose first calls it took over.
+    forked_from: str | None = None
     #: Whether it is, or was, undone: it pushed something with `on_failure`, and failed or was cancelled.
     undone: bool = False
     input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)

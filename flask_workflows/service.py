@@ -13,7 +13,6 @@ from contextlib import suppress
 from datetime import datetime
 from datetime import timedelta
 from typing import Any
-from typing import Protocol
 
 from . import signals
 from .audit import By
@@ -31,6 +30,9 @@ from .errors import RunNotFailed
 from .errors import RunNotFound
 from .errors import RunNotLost
 from .errors import RunNotSleeping
+from .errors import StepNotFound
+from .forgetting import failed_last
+from .forgetting import from_call
 from .names import check_label
 from .names import id_at
 from .names import new_id
@@ -59,6 +61,8 @@ from .values import value_codec
 PRUNE_BATCH = 500
 #: How long each quarter of an hour has statistics of its own.
 KEEP_STATS = timedelta(days=35)
+#: Recorded calls that a fork takes over.
+KEPT = ("completed", "failed", "pushed")
 UNFINISHED = tuple(status for status in RunStatus if not status.finished)
 
 
@@ -153,10 +157,14 @@ def _cancel_those(runtime: Runtime, workspace: str, by: By | None) -> int:
     return cancelled
 
 
-def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
+def retry(
+    runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None, *, from_step: str | None = None
+) -> Run:
     """Make a failed or cancelled run due again, with fresh attempts for the calls that failed last.
 
-    Raises `RunNotFailed` in any other state, and `KeyTaken` where a newer run holds its key.
+    With `from_step`, the key of a recorded call, that one and all that came after it are forgotten and made anew;
+    what was recorded before stays. Raises `RunNotFailed` in any other state, `RunCompensated` where it was undone,
+    `KeyTaken` where a newer run holds its key, and `StepNotFound`.
     """
     run = get(runtime, run_id)
     if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
@@ -168,9 +176,10 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None
     if epoch is not None and epoch != run.epoch:
         raise _changed(run_id)
     runtime.sessions.refuse_if_busy("retry()")
-    forget = to_forget(runtime.store.histories([run_id])[run_id])
+    stored = runtime.store.histories([run_id])[run_id]
+    forget = failed_last(stored) if from_step is None else _from_call(run_id, stored, from_step)
     try:
-        done = runtime.actions.retry(run_id, run.epoch, forget, by)
+        done = runtime.actions.retry(run_id, run.epoch, forget, by, from_step=from_step)
     except Exception as error:
         if not runtime.store.dialect.is_duplicate(error):
             raise
@@ -182,6 +191,50 @@ def retry(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None
         raise _changed(run_id)
     runtime.announce()
     return get(runtime, run_id)
+
+
+def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *, new: str | None = None) -> str:
+    """Start a new run that takes over what another recorded before a call, and goes on from there; answer its id.
+
+    The other stays as it is. The new run has its workflow, version, input, queue and workspace, but no key. With `new`,
+    an id made by `new_id`, it is done once however often it is asked for. Raises `RunNotFound` and `StepNotFound`.
+    """
+    run = get(runtime, run_id)
+    stored = runtime.store.histories([run_id])[run_id]
+    forgotten = set(_from_call(run_id, stored, from_step))
+    # What is not over in the other run is done by that one.
+    kept = [step.key for step in stored if step.key not in forgotten and step.status in KEPT]
+    new = new or new_id(runtime.workflows.clock_ms())
+    if _exists(runtime, new):
+        return new
+    runtime.sessions.refuse_if_busy("fork()")
+    made = NewRun(
+        id=new,
+        workflow=run.workflow,
+        version=run.version,
+        queue=run.queue,
+        workspace=run.workspace,
+        key=None,
+        input=str(run.input_json),
+        max_attempts=run.max_attempts,
+        delay_ms=None,
+    )
+    try:
+        runtime.actions.fork(made, run_id, kept, from_step, by)
+    except Exception as error:
+        # Asked for twice at the same moment.
+        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, new):
+            raise
+        return new
+    runtime.started([new])
+    return new
+
+
+def _from_call(run_id: str, stored: Sequence[StoredStep], key: str) -> list[str]:
+    found = from_call(stored, key)
+    if not found:
+        raise StepNotFound(f"run {run_id} has no recorded call {key!r}: look at its steps for their keys")
+    return found
 
 
 def wake(
@@ -469,21 +522,6 @@ def _id_before(cutoff: int) -> str:
     A run cannot have finished before it was created, and the clocks that make ids may differ by a little.
     """
     return id_at(max(0, cutoff) + 3_600_000)
-
-
-class _Call(Protocol):
-    @property
-    def key(self) -> str: ...
-    @property
-    def status(self) -> str: ...
-
-
-def to_forget(calls: Sequence[_Call]) -> list[str]:
-    """What a retry forgets of recorded calls in order: the failed ones that nothing recorded follows in their branch."""
-    last: dict[str, _Call] = {}
-    for call in calls:
-        last[call.key.rpartition("/")[0]] = call
-    return [call.key for call in last.values() if call.status == "failed"]
 
 
 def _unknown(run_id: str) -> RunNotFound:

@@ -111,7 +111,15 @@ class Actions:
             return "cancelling"
         return None
 
-    def retry(self, run_id: str, epoch: int | None, forget: Sequence[str], by: By | None = None) -> bool:
+    def retry(
+        self,
+        run_id: str,
+        epoch: int | None,
+        forget: Sequence[str],
+        by: By | None = None,
+        *,
+        from_step: str | None = None,
+    ) -> bool:
         """Make a failed or cancelled run due, without the calls in `forget`; false when it is neither."""
 
         def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
@@ -119,7 +127,8 @@ class Actions:
                 return False
             for key in forget:
                 execute(self._sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
-            self._note(execute, by, "retry", run_id, found, after="pending")
+            after = "pending" if from_step is None else f"pending, from {from_step}"[:100]
+            self._note(execute, by, "retry", run_id, found, after=after)
             return True
 
         return self._on_run(run_id, epoch, act)
@@ -202,6 +211,22 @@ class Actions:
                 self.note(self._store.execute_on(connection), by, "start", **where, after=after)
 
         return self._store.spawn([new_run], then=note)
+
+    def fork(self, new_run: NewRun, run_id: str, kept: Sequence[str], from_step: str, by: By | None = None) -> None:
+        """Start a run with copies of recorded calls of another."""
+
+        def copy(connection: Any, holders: Mapping[str, str]) -> None:
+            execute = self._store.execute_on(connection)
+            ids = {"new": new_run.id, "run_id": run_id}
+            execute(self._sql(sql.MARK_FORK), self._store.params(**ids))
+            for start in range(0, len(kept), 500):
+                listed, params = sql.named("key", list(kept[start : start + 500]))
+                execute(self._sql(sql.COPY_STEPS.replace("{keys}", listed)), {**ids, **params})
+            found = self._find(execute, run_id, sql.LOCK)
+            if found is not None:
+                self._note(execute, by, "fork", run_id, found, after=f"{new_run.id}, from {from_step}"[:100])
+
+        self._store.spawn([new_run], then=copy)
 
     def deliver(self, event: NewEvent, by: By | None = None) -> tuple[int, bool]:
         """Insert an event; answer its number, and whether it is new."""

@@ -262,6 +262,19 @@ WHERE id = :run_id AND status IN ('failed', 'cancelled')
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
 """
 
+#: A run that begins with a history has been held before, as far as claims know.
+MARK_FORK = """
+UPDATE workflow_runs SET forked_from = :run_id, epoch = 1 WHERE id = :new
+"""
+
+COPY_STEPS = """
+INSERT INTO workflow_steps (run_id, "key", position, kind, status, input, output, error, attempts, earlier, started_at,
+    finished_at, due_at, event_seq)
+SELECT CAST(:new AS text), "key", position, kind, status, input, output, error, attempts, earlier, started_at,
+    finished_at, due_at, event_seq
+FROM workflow_steps WHERE run_id = :run_id AND "key" IN ({keys})
+"""
+
 FORGET_STEP = """
 DELETE FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 """

@@ -102,6 +102,7 @@ def run_of(row: sa.RowMapping) -> Run:
         error=None if row["error"] is None else RunError.read(row["error"]),
         cause=row["cause"],
         parent_id=row["parent_id"],
+        forked_from=row["forked_from"],
         undone=row["undoing"] is not None,
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),

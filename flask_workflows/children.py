@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from .durations import to_ms
 from .errors import WaitTimeout
-from .matching import fields_of
-from .matching import hash_of
+from .matching import ENDS
+from .matching import FINISHED
 from .store import Change
 from .store import StepWrite
 from .store import WaitWrite
@@ -26,9 +26,6 @@ from .store.events import GONE
 
 if TYPE_CHECKING:
     from .context import WorkflowContext
-
-#: Begins the name of the event that tells a run's end; its id follows.
-FINISHED = "$finished:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def await_run(context: WorkflowContext, run_id: str, timeout: timedelta | float 
     due_in = None if timeout is None else to_ms(timeout, what="the time-out")
     input = json.dumps({"run": run_id, "timeout_ms": due_in})
     call = context.next_call("$result", input)
-    waits = [WaitWrite(call.key, 0, f"{FINISHED}{run_id}", context.workspace or "", fields_of(None), hash_of(None), 0)]
+    waits = [WaitWrite(call.key, 0, FINISHED, context.workspace or "", ENDS, run_id, None)]
     output = None if call.stored is None else call.stored.output
     if call.stored is None:
         context.may_start()

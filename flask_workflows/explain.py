@@ -150,7 +150,9 @@ class Why:
 
 
 def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
-    """The status to show: the run's own word, or "retrying" or "cancelling"."""
+    """The status to show: the run's own word, or "retrying", "cancelling" or "undoing"."""
+    if run.undoing:
+        return "undoing"
     if run.cancelling:
         return "cancelling"
     if run.status is RunStatus.SLEEPING and _retries(run, main_step(run, open_steps)):
@@ -190,6 +192,8 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
     """What the run is doing, in a few words."""
     step = main_step(run, open_steps)
     match state(run, open_steps):
+        case "undoing":
+            return ("undoes what it did, then ends", *_because(run.error))
         case "cancelling":
             return ("stops at the next step, asked ", Instant(run.cancel_requested_at or run.updated_at, "ago"))
         case "retrying":
@@ -280,6 +284,8 @@ def _waited_for(step: Step | None) -> Text:
             return ("event ", Name(step.label.removeprefix("wait ")))
         case Step(kind="start"):
             return ("run of ", Name(step.label.removeprefix("start ")))
+        case Step(kind="result"):
+            return ("the end of another run",)
         case Step():
             return numbered(step)
         case _:
@@ -378,6 +384,8 @@ def why(
     """
     step = main_step(run, open_steps)
     match state(run, open_steps):
+        case "undoing":
+            return _why_undoing(run, step)
         case "cancelling":
             return _why_cancelling(run, step, around, beside)
         case "retrying":
@@ -527,6 +535,12 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
     elif step is not None:
         again = (*capital(numbered(step)), f", then starts again, attempt {run.attempts + 2} of {run.max_attempts}.")
     return Why(headline, _sentences(over, again, _losses(run)), "release")
+
+
+def _why_undoing(run: Run, step: Step | None) -> Why:
+    how: Text = ("It failed with ", *_raised(run.error), ".") if run.error is not None else ("It is cancelled.",)
+    more: Text = () if step is None else (*capital(numbered(step)), ", is at it.")
+    return Why((*how, " What it did is being undone; then it ends."), more)
 
 
 def _why_cancelling(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:

@@ -21,6 +21,10 @@ from .plain import type_name
 from .plain import write
 
 #: In place of the list of fields, for waits on messages to one's own run.
+#: Stands for the fields of a wait for the end of a run, and then its id for the values; and the event's name.
+ENDS = "@end"
+FINISHED = "$finished"
+
 MESSAGES = "@"
 
 #: In bytes: with the longest name the index entry then stays below what PostgreSQL takes.

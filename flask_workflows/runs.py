@@ -19,6 +19,7 @@ from typing import Any
 
 from .errors import InvalidCursor
 from .errors import InvalidInstant
+from .names import path_of
 
 
 class RunStatus(StrEnum):
@@ -153,10 +154,12 @@ def _cut_string(text: str, name: str) -> str | None:
 
 
 def step_label(key: str) -> str:
-    """A step's key as people say it."""
-    if not key.startswith("$"):
-        return key
-    return key[1:].replace(":", " ", 1).replace("#", " #")
+    """A step's key as people say it; where it is in a branch, which one comes first."""
+    path = path_of(key)
+    name = key[len(path) :]
+    if name.startswith("$"):
+        name = name[1:].replace(":", " ", 1).replace("#", " #")
+    return f"{path.rstrip('/')} {name}" if path else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +206,7 @@ class Step:
 
     @property
     def finished(self) -> bool:
-        return self.status in ("completed", "failed")
+        return self.status in ("completed", "failed", "pushed")
 
     @property
     def took(self) -> timedelta | None:
@@ -642,6 +645,8 @@ class Call:
     number: int
     key: str
     status: str
+    #: In its branch.
+    position: int = 0
 
     @property
     def label(self) -> str:

@@ -46,6 +46,7 @@ from .runs import WouldWake
 from .runtime import Runtime
 from .store import NewEvent
 from .store import NewRun
+from .store import StoredStep
 from .store.actions import Finished
 from .store.reading import find_worker
 from .store.reading import list_events

@@ -238,7 +238,7 @@ def test_command_line_retries_from_a_step_and_forks(app: Flask, workflows: Workf
     with app.app_context():
         workflows.tick()
         (fork,) = [run for run in workflows.runs() if run.forked_from]
-        retried_output, forked_output = handle.output() or [], workflows.handle(fork.id).output()
+        retried_output, forked_output = handle.output() or [], workflows.handle(fork.id).output() or []
         assert retried_output[:2] == ["a 2", "b 2"]
         assert forked_output[:2] == ["a 1", "b 1"]
         assert {retried_output[2], forked_output[2]} == {"c 2", "c 3"}

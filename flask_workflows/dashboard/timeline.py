@@ -20,7 +20,7 @@ from ..runs import Step
 #: Narrower bars cannot be seen. In percent, as all places and widths here.
 NARROWEST = 0.6
 
-_WAITS = ("sleep", "wait", "receive", "start")
+_WAITS = ("sleep", "wait", "receive", "result", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,11 @@ def draw(steps: Sequence[Step], *, now: datetime) -> Timeline | None:
 
 
 def _spans(step: Step, now: datetime) -> Iterator[_Span]:
+    if step.status == "pushed":
+        return
     if step.kind in _WAITS:
         if step.started_at is not None:
-            kind = "waiting" if step.kind in ("wait", "receive") else "sleeping"
+            kind = "waiting" if step.kind in ("wait", "receive", "result") else "sleeping"
             yield _span(kind, step.started_at, step.finished_at or now)
         return
 

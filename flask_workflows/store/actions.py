@@ -125,6 +125,7 @@ class Actions:
         def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
             if not execute(self._sql(sql.RETRY_RUN), params).rowcount:
                 return False
+            execute(self._sql(sql.UNTELL_FINISHED), params)
             for key in forget:
                 execute(self._sql(sql.FORGET_STEP), {"run_id": run_id, "key": key})
             after = "pending" if from_step is None else f"pending, from {from_step}"[:100]

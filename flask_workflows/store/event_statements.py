@@ -38,7 +38,7 @@ WORK = """
 """
 
 NEXT_EVENT = """
-SELECT seq, name, workspace, run_id, payload, emitted_at, xact FROM workflow_events
+SELECT seq, name, workspace, run_id, payload, emitted_at, xact, delivery_id FROM workflow_events
 WHERE matched_at IS NULL ORDER BY seq LIMIT 1 {skip_locked}
 """
 
@@ -165,6 +165,12 @@ WHERE e.matched_at IS NULL AND e.name = :name AND e.run_id IS NULL AND (e.worksp
     AND (({later}) OR ({under_way}) OR e.seq > CAST(:after_seq AS bigint) OR e.emitted_at >= CAST(:since AS bigint))
     AND e.seq > CAST(:from_seq AS bigint)
 ORDER BY e.seq LIMIT 500
+"""
+
+#: How a run ended, if that was told.
+END_OF_RUN = """
+SELECT e.seq, e.payload, e.emitted_at FROM workflow_events e
+WHERE e.name = '$finished' AND e.workspace = '' AND e.delivery_id = :ended
 """
 
 NEXT_MESSAGE = """

@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 
+from ..matching import ENDS
+from ..matching import FINISHED
 from ..matching import hash_in
 from ..matching import MESSAGES
 from . import event_statements as sql
@@ -170,14 +172,15 @@ class Events:
         row = execute(self._sql(sql.NEXT_EVENT), self._store.params()).fetchone()
         if row is None:
             return None
-        seq, name, workspace, run_id, payload, emitted_at, xact = row
+        seq, name, workspace, run_id, payload, emitted_at, xact, delivery_id = row
         if run_id is not None:
             self._match_message(execute, seq, name, run_id)
             return seq, None
         reached = dict(self._reached.get(seq, {}))
         found: list[Candidate] = []
         more = False
-        for fields, values_hash in self._shapes(execute, name, payload):
+        shapes = ((ENDS, delivery_id),) if name == FINISHED else self._shapes(execute, name, payload)
+        for fields, values_hash in shapes:
             after = reached.get(fields, NOWHERE)
             params = self._store.params(
                 seq=seq,
@@ -277,6 +280,9 @@ class Events:
 
     def _first_answer(self, execute: Execute, run_id: str, wait: Wait) -> Answer | None:
         """The oldest stored event that ends the wait."""
+        if wait.fields == ENDS:
+            row = execute(self._sql(sql.END_OF_RUN), {"ended": wait.values_hash}).fetchone()
+            return None if row is None else Answer(row[0], _numbered(_output(row[0], FINISHED, row[1], row[2]), 0))
         params = {
             "name": wait.name,
             "workspace": wait.workspace,
@@ -358,8 +364,8 @@ class Events:
         def operation(connection: Any) -> int:
             execute = self._executing(connection)
             found = execute(self._sql(statements.ORPHANED_WAITS), self._store.params()).fetchall()
-            for (name,) in found:
-                self.insert(connection, NewEvent(name, "", GONE))
+            for (run_id,) in found:
+                self.insert(connection, NewEvent(FINISHED, "", GONE, delivery_id=run_id))
             return len(found)
 
         return self._store.once(operation, together=True)

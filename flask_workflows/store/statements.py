@@ -61,11 +61,19 @@ WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
     AND (cancel_requested_at IS NULL OR CAST(:run_cancels AS integer) = 1)
 """
 
-#: Tells those who wait for a run that it has finished, in the transaction that ends it. `{xact}` as in `event_statements`.
+#: Tells those who wait for a run that it has finished, in the transaction that ends it. `{xact}` as in
+#: `event_statements`. There is one such event for a run, found by its id: one that was retried ends anew.
 TELL_FINISHED = """
-INSERT INTO workflow_events (name, workspace, payload, xact, emitted_at, woke)
-SELECT '$finished:' || r.id, '', {finished}, {xact}, {now}, 0
+INSERT INTO workflow_events (name, workspace, payload, delivery_id, xact, emitted_at, woke)
+SELECT '$finished', '', {finished}, r.id, {xact}, {now}, 0
 FROM workflow_runs r WHERE r.id = :run_id AND r.watched = 1 AND r.finished_at IS NOT NULL
+ON CONFLICT (name, workspace, delivery_id) WHERE delivery_id IS NOT NULL DO UPDATE SET payload = excluded.payload,
+    xact = excluded.xact, emitted_at = excluded.emitted_at, woke = 0, matched_at = NULL
+"""
+
+#: A run that goes on has not ended, as far as anybody waits for that.
+UNTELL_FINISHED = """
+DELETE FROM workflow_events WHERE name = '$finished' AND workspace = '' AND delivery_id = :run_id
 """
 
 #: How a run ended, as JSON; its parts are JSON text already.
@@ -84,8 +92,8 @@ UPDATE workflow_runs SET watched = 1 WHERE id = :run_id AND finished_at IS NULL 
 
 #: Waits for the end of runs that are gone, as after somebody deleted their rows.
 ORPHANED_WAITS = """
-SELECT DISTINCT name FROM workflow_waits w
-WHERE substr(w.name, 1, 10) = '$finished:' AND NOT EXISTS (SELECT 1 FROM workflow_runs r WHERE r.id = substr(w.name, 11))
+SELECT DISTINCT w.values_hash FROM workflow_waits w
+WHERE w.name = '$finished' AND NOT EXISTS (SELECT 1 FROM workflow_runs r WHERE r.id = w.values_hash)
 LIMIT 1000
 """
 

@@ -19,13 +19,13 @@ from ...explain import state
 from ...explain import Surroundings
 from ...explain import Text
 from ...explain import worker_name
+from ...forgetting import failed_last
 from ...runs import AuditEntry
 from ...runs import Call
 from ...runs import Run
 from ...runs import RunStatus
 from ...runs import Step
 from ...runs import Worker
-from ...service import to_forget
 from ..access import Permission
 
 #: Of so many calls a page tells what a retry does with each.
@@ -247,7 +247,7 @@ def _retry_effects(scene: Scene) -> Iterator[Text]:
 
 
 def _plan(calls: Sequence[Call]) -> Iterator[Text]:
-    forgotten = set(to_forget(calls))
+    forgotten = set(failed_last(calls))
     again = [call for call in calls if call.key in forgotten]
     goes_on = [call for call in calls if call.status not in ("completed", "failed")]
     kept = [call for call in calls if call.status == "completed"]

@@ -385,6 +385,10 @@ def _facts(looked: Looked) -> Iterable[Fact]:
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:
         yield Fact("Key", (Name(run.key),))
+    if run.parent_id is not None:
+        yield Fact("Started by run", (Name(run.parent_id),))
+    if run.forked_from is not None:
+        yield Fact("Forked from", (Name(run.forked_from),))
 
 
 def _busy(steps: Sequence[Step], step_count: int) -> Text:

@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...errors import InvalidCursor
+from ...matching import FINISHED
 from ...matching import MESSAGES
 from ...models import events
 from ...models import runs
@@ -31,11 +32,13 @@ SCAN = 10_000
 #: How many waits of a name are looked at to say whether anybody waits for it.
 _WAITS = 1_000
 _LARGEST = 2**63 - 1
+#: Not those that tell runs of each other's ends.
+_APPS = events.c.name != FINISHED
 
 
 def list_events(connection: sa.Connection, name: str | None, *, limit: int) -> tuple[EmittedEvent, ...]:
     """The newest events, of one name or of all."""
-    query = sa.select(events).order_by(events.c.seq.desc()).limit(limit)
+    query = sa.select(events).where(_APPS).order_by(events.c.seq.desc()).limit(limit)
     if name is not None:
         query = query.where(events.c.name == name)
     return tuple(
@@ -185,7 +188,7 @@ class _Listing:
 
     def _looked(self) -> sa.Select[Any]:
         columns = [column for column in events.c if column.name not in ("payload", "xact", "delivery_id")]
-        return sa.select(*columns).where(*self._probe()).order_by(*self._order(events.c)).limit(self._scan)
+        return sa.select(*columns).where(*self._probe(), _APPS).order_by(*self._order(events.c)).limit(self._scan)
 
     def _probe(self) -> Conditions:
         place, seq, at = self._query.place, events.c.seq, events.c.emitted_at
@@ -255,7 +258,7 @@ def read_event(connection: sa.Connection, seq: int, *, head: int = 0) -> tuple[I
         sa.func.length(events.c.payload).label("length"),
     )
     query = sa.select(*_INBOX, *payload)
-    row = connection.execute(query.where(events.c.seq == seq)).mappings().one_or_none()
+    row = connection.execute(query.where(events.c.seq == seq, _APPS)).mappings().one_or_none()
     return None if row is None else (_inbox_event(row), Head(row["head"], row["length"]))
 
 

@@ -183,3 +183,25 @@ def optional_instant(millis: object) -> datetime | None:
 def instant(millis: object) -> datetime:
     """The instant that is stored as Unix milliseconds."""
     return optional_instant(millis) or _EPOCH
+
+
+def order_of_steps(connection: sa.Connection) -> tuple[sa.ColumnElement[Any], ...]:
+    """The order to read a run's calls in: the calls of a branch come behind the parallel call they are in."""
+    key = steps.c.key
+    in_branch: sa.ColumnElement[bool]
+    if connection.dialect.name == "sqlite":
+        in_branch = key.op("GLOB")("[0-9]*.[0-9]*/*")
+        around = sa.func.substr(key, 1, sa.func.instr(key, ".") - 1)
+        branch = sa.func.substr(key, 1, sa.func.instr(key, "/"))
+    else:
+        in_branch = key.regexp_match(r"^[0-9]+[.][0-9]+/")
+        around = sa.func.split_part(key, ".", 1)
+        branch = sa.func.split_part(key, "/", 1)
+    return (
+        sa.case((in_branch, sa.cast(around, sa.Integer)), else_=steps.c.position),
+        sa.case((in_branch, 1), else_=0),
+        sa.case((in_branch, sa.func.length(branch)), else_=0),
+        sa.case((in_branch, branch), else_=""),
+        steps.c.position,
+        key,
+    )

@@ -21,6 +21,7 @@ from ...runs import StepDetails
 from .rows import capped
 from .rows import millis
 from .rows import OPEN
+from .rows import order_of_steps
 from .rows import run_of
 from .rows import step_of
 from .rows import STEP_SUMMARY
@@ -52,7 +53,7 @@ def read_details(connection: sa.Connection, run_id: str) -> RunDetails | None:
     run = read_run(connection, run_id)
     if run is None:
         return None
-    query = sa.select(steps).where(steps.c.run_id == run_id).order_by(steps.c.position, steps.c.key)
+    query = sa.select(steps).where(steps.c.run_id == run_id).order_by(*order_of_steps(connection))
     rows = connection.execute(query).mappings()
     return RunDetails(run, tuple(step_of(row, number) for number, row in enumerate(rows, start=1)))
 
@@ -74,7 +75,7 @@ def read_steps(
     not finished; or, with `start`, the `whole` steps from that number on and the unfinished ones. With a `name` that
     is part of the key, or a `status`: the first `whole` of those, and how many of those there are.
     """
-    place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+    place = sa.func.row_number().over(order_by=order_of_steps(connection))
     every = sa.select(steps.c.run_id, steps.c.key, steps.c.status, place.label("number"))
     of_run = every.where(steps.c.run_id == run_id).subquery("of_run")
     conditions = []
@@ -117,9 +118,9 @@ def read_steps(
 def read_calls(connection: sa.Connection, run_id: str, *, limit: int) -> tuple[Call, ...]:
     """The first recorded calls of a run, in order."""
     query = (
-        sa.select(steps.c.key, steps.c.status)
+        sa.select(steps.c.key, steps.c.status, steps.c.position)
         .where(steps.c.run_id == run_id)
-        .order_by(steps.c.position, steps.c.key)
+        .order_by(*order_of_steps(connection))
         .limit(limit)
     )
     return tuple(Call(number, *row) for number, row in enumerate(connection.execute(query), start=1))
@@ -127,7 +128,7 @@ def read_calls(connection: sa.Connection, run_id: str, *, limit: int) -> tuple[C
 
 def read_step(connection: sa.Connection, run_id: str, number: int, *, payload_limit: int = 0) -> StepDetails | None:
     """One step of a run by its number, with its whole error; its values up to a limit, with 0 not at all."""
-    place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+    place = sa.func.row_number().over(order_by=order_of_steps(connection))
     numbered = (
         sa.select(steps.c.key, place.label("number"), sa.func.count().over().label("total"))
         .where(steps.c.run_id == run_id)
@@ -171,7 +172,7 @@ def read_value(
     if step is None:
         column, where = runs.c[name], (runs.c.id == run_id,)
     else:
-        place = sa.func.row_number().over(order_by=(steps.c.position, steps.c.key))
+        place = sa.func.row_number().over(order_by=order_of_steps(connection))
         numbered = sa.select(steps.c.key, place.label("number")).where(steps.c.run_id == run_id).subquery("numbered")
         key = sa.select(numbered.c.key).where(numbered.c.number == step).scalar_subquery()
         column, where = steps.c[name], (steps.c.run_id == run_id, steps.c.key == key)

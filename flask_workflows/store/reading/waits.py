@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from ...errors import InvalidCursor
 from ...errors import WorkflowsError
 from ...matching import fields_of
+from ...matching import FINISHED
 from ...matching import hash_of
 from ...matching import MESSAGES
 from ...models import runs
@@ -244,7 +245,7 @@ def _wait_names(connection: sa.Connection, after: str | None, limit: int) -> lis
     names = names.union_all(
         sa.select(following, names.c.place + 1).where(names.c.name.is_not(None), names.c.place < limit)
     )
-    return list(connection.scalars(sa.select(names.c.name).where(names.c.name.is_not(None))))
+    return list(connection.scalars(sa.select(names.c.name).where(names.c.name.is_not(None), names.c.name != FINISHED)))
 
 
 def _group(name: str, message: bool, sample: int, scan: int) -> sa.Select[Any]:

@@ -486,7 +486,7 @@ class WorkflowContext:
 
     def recorded(self, error: BaseException) -> BaseException:
         """An error that stems from the record: left uncaught it fails the run at once."""
-        return self._recorded(error)
+        return self._recorded(error, failures.describe(error, "step", frames=False))
 
     def finish(self, call: Call, write: StepWrite) -> None:
         """Hold a call that is done."""

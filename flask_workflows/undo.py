@@ -26,6 +26,9 @@ from .store import Change
 #: Failures of the code as it is deployed, not of what the run does.
 _OF_THE_CODE = ("nondeterminism", "code")
 
+#: What is kept of how the run is to end.
+_ENDING = ("status", "error", "cause", "attempts")
+
 
 def first(execution: Execution, change: Change, described: dict[str, Any] | None) -> Change:
     """What becomes of a run that would end now: to be undone first, where there is something to undo."""
@@ -34,7 +37,7 @@ def first(execution: Execution, change: Change, described: dict[str, Any] | None
         return change
     if not execution.must_undo:
         return change
-    ending = json.dumps({"status": change.status, "error": change.error, "attempts": change.attempts})
+    ending = json.dumps({name: getattr(change, name) for name in _ENDING})
     return Change("pending", error=change.error, due_in=0, undoing=ending)
 
 
@@ -61,10 +64,4 @@ def undo(context: WorkflowContext, execution: Execution, lost: dict[str, Any] | 
                 if execution.interrupt is not None:
                     return None
     ending = json.loads(execution.run.undoing or "{}")
-    return Change(
-        ending["status"],
-        error=ending["error"],
-        attempts=ending["attempts"],
-        finished=True,
-        undoing=execution.run.undoing,
-    )
+    return Change(**ending, finished=True, undoing=execution.run.undoing)

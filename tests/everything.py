@@ -141,9 +141,9 @@ def _rows(rows: Rows) -> dict[str, str]:
     rows.step(running, "charge", 2, "running")
     late = rows.run("running", ago=300, worker=lost, due_at=NOW_MS - 90_000, losses=1)
     rows.step(late, "load", 1, "running", started_at=NOW_MS - 200_000)
-    failed = rows.run("failed", ago=90, error=_error(), attempts=3)
+    failed = rows.run("failed", ago=90, error=error_of_a_render(), attempts=3)
     rows.step(failed, "load", 1)
-    rows.step(failed, "render", 2, "failed", attempts=5, error=_error(), earlier=_earlier())
+    rows.step(failed, "render", 2, "failed", attempts=5, error=error_of_a_render(), earlier=_earlier())
     cancelling = rows.run("running", worker=worker, due_at=NOW_MS + 9_000, cancel_requested_at=NOW_MS - 8_000)
     long = rows.run(ago=5_000, output=json.dumps({"rows": list(range(9_000))}))
     rows.insert(models.steps, [step_row(long, f"fetch#{number}", number) for number in range(1, 301)])
@@ -154,11 +154,12 @@ def _rows(rows: Rows) -> dict[str, str]:
     found["orphan"] = rows.run("pending", ago=20, workflow="old-import", version=4)
     found["garbled"] = rows.run("failed", ago=800, input="{", output="[", error="{")
     rows.insert(models.runs, [run_row(ago=1_000 + number) for number in range(12)])
-    rows.insert(models.runs, [run_row("failed", ago=9_000 + number, error=_error()) for number in range(4)])
+    rows.insert(models.runs, [run_row("failed", ago=9_000 + number, error=error_of_a_render()) for number in range(4)])
     return found
 
 
-def _error() -> str:
+def error_of_a_render() -> str:
+    """A failure with frames of a library and of the app."""
     lines = ["Traceback (most recent call last):"]
     lines += [
         f'  File "/usr/lib/python3/site-packages/pdf/core.py", line {n}, in draw\n    draw()' for n in (10, 20, 30)

@@ -110,6 +110,21 @@ class Tab:
         found: list[str] = self.page.evaluate(_RUN_AXE, only)
         return found
 
+    def all_faults(self) -> list[str]:
+        """What is wrong with the page: by the rules of accessibility, the policy, ours; each way it can be seen."""
+        found = self.violations()
+        self.show(scheme="dark")
+        # The same page in other colours.
+        found += [f"in the dark: {fault}" for fault in self.violations("color-contrast", "link-in-text-block")]
+        self.show(size=PHONE)
+        found += [f"on a phone: {fault}" for fault in self.violations()]
+        if beyond := self.sideways():
+            found.append(f"on a phone it scrolls sideways by {beyond} px")
+        self.show()
+        if beyond := self.sideways():
+            found.append(f"it scrolls sideways by {beyond} px")
+        return found + self.faults
+
     def show(self, *, scheme: Scheme = "light", size: Size = WIDE) -> None:
         """Let the same page be seen another way."""
         self.page.emulate_media(color_scheme=scheme)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +23,10 @@ from flask_workflows import Retry
 from flask_workflows import Run
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
+from flask_workflows.dashboard import csrf
 from flask_workflows.errors import ReadTimeout
 from flask_workflows.store import reading as read
+from flask_workflows.store import sqlite
 from tests import apps
 from tests.pages import links
 from tests.pages import polled
@@ -841,3 +845,30 @@ class MovingClock:
 
     def now(self) -> datetime:
         return NOW + timedelta(seconds=self.seconds)
+
+
+def test_database_that_is_away_or_locked_is_told(
+    sqlite_url: str, make_app: apps.MakeApp, workflows: Workflows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 1)
+    app = make_app(sqlite_url, workflows=workflows)
+    run_id = rows_of(app).run("waiting")
+    client = app.test_client()
+    token = client.get("/workflows/api/token").json
+    assert token is not None
+
+    with closing(sqlite3.connect(sa.make_url(sqlite_url).database or "", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        locked = client.post(
+            f"/workflows/run/{run_id}/cancel", data={csrf.FIELD: token["token"], "epoch": "1", "status": "waiting"}
+        )
+        other.execute("ROLLBACK")
+    for name in ("app_engine", "engine"):
+        apps.runtime_of(app).__dict__[name] = sa.create_engine("sqlite:////nowhere/at/all.sqlite")
+    away = client.get("/workflows/runs")
+
+    assert (locked.status_code, away.status_code) == (503, 503)
+    assert "Look whether it was done, then try again." in text_of(locked)
+    assert "No answer from the database" in text_of(away)
+    assert "tables" not in text_of(away)
+    assert "nowhere" not in away.text

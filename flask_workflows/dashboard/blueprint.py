@@ -81,6 +81,8 @@ def _guarded(site: Site, route: Route) -> View:
             return visit.message("slow.html", 503, code="slow", words=str(error))
         except sa.exc.DBAPIError as error:
             return visit.database_failed(error)
+        except Exception as error:
+            return visit.action_failed(error)
 
     guarded.route = route  # type: ignore[attr-defined]
     return guarded

@@ -314,9 +314,20 @@ class Visit:
         """Say what is missing where the tables are not what they should be; anything else is the app's to handle."""
         words = self.schema_problem()
         if words is not None:
-            code = "unreachable" if words == UNREACHABLE else "schema"
-            return self.message("schema.html", 503, code=code, words=words)
+            if words == UNREACHABLE:
+                return self.message("unreachable.html", 503, code="unreachable", words=words)
+            return self.message("schema.html", 503, code="schema", words=words)
         raise error
+
+    def action_failed(self, error: Exception) -> ResponseReturnValue:
+        """Say so where the database is locked or went away in an action; anything else is the app's to handle."""
+        store = self.runtime.store
+        if not store.dialect.is_transient(error):
+            raise error
+        # It may have been done, and the answer be lost.
+        store.complain("an action on the pages failed", error)
+        words = "The database did not answer. Look whether it was done, then try again."
+        return self.message("unreachable.html", 503, code="unreachable", words=words)
 
     def schema_problem(self) -> str | None:
         """What is wrong with the tables, in words; null where nothing is."""

@@ -521,6 +521,20 @@ def test_message_to_a_run_that_finished_meanwhile_is_not_sent(client: FlaskClien
     assert messages(rows) == []
 
 
+def test_message_may_be_as_large_as_payloads_are(client: FlaskClient, rows: Rows) -> None:
+    run_id = rows.run("waiting", due_at=None)
+    page = ask(client, run_id, "send")
+
+    payload = json.dumps("\u20ac" * 300_000, ensure_ascii=False)
+    assert submit(client, page, name="large", payload=payload).status_code == 303
+    assert len(messages(rows)) == 1
+
+    refused = submit(client, page, name="larger", payload=payload * 10)
+    assert refused.status_code == 413
+    assert "What was sent is larger than this app takes in a form." in text_of(refused)
+    assert len(messages(rows)) == 1
+
+
 # Audit, and two at once --------------------------------------------------------------------
 
 
@@ -685,6 +699,42 @@ def test_reason_that_cannot_be_kept_comes_back_as_it_was_typed(client: FlaskClie
 
 def test_reasons_can_be_required_of_every_action_there_is() -> None:
     assert set(ACTIONS) == {permission.value for permission in Permission if not permission.looks}
+
+
+@pytest.mark.parametrize("action", ["cancel", "retry", "wake", "move", "release", "send"])
+def test_each_action_can_be_made_to_need_a_reason(
+    sqlite_url: str, make_app: apps.MakeApp, workflows: Workflows, action: str
+) -> None:
+    app = make_app(sqlite_url, workflows=workflows, WORKFLOWS_REQUIRE_REASON=list(ACTIONS))
+    rows, client = rows_of(app), app.test_client()
+    run_id = {"retry": lambda: rows.run("failed", error=error_json()), "release": lambda: lost(rows)}.get(
+        action, lambda: rows.run("sleeping", due_at=NOW_MS + HOUR_MS)
+    )()
+    typed = {"at": "2026-12-04T09:00", "name": "hello", "payload": '{"a": 1}'}
+
+    refused = submit(client, ask(client, run_id, action), **typed)
+
+    assert refused.status_code == 422
+    assert "Say why." in text_of(refused)
+    kept = form_of(refused)[1]
+    assert all(kept[name] == text for name, text in typed.items() if name in kept)
+    assert audit(app) == []
+    assert submit(client, refused, reason="because").status_code == 303
+    assert [entry[4] for entry in audit(app)] == ["because"]
+
+
+def test_read_only_pages_say_why_nothing_can_be_done(
+    sqlite_url: str, make_app: apps.MakeApp, workflows: Workflows
+) -> None:
+    app = make_app(sqlite_url, workflows=workflows, WORKFLOWS_DASHBOARD_READ_ONLY=True)
+    run_id = rows_of(app).run("sleeping", due_at=NOW_MS + HOUR_MS)
+    client = app.test_client()
+
+    page = client.get(f"/workflows/run/{run_id}")
+
+    assert "Cancel Nothing can be changed here: these pages are read-only." in text_of(page)
+    assert "/cancel" not in page.text
+    assert ask(client, run_id, "cancel").status_code == 403
 
 
 # Addresses ---------------------------------------------------------------------------------

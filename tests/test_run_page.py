@@ -630,6 +630,21 @@ def test_steps_are_filtered_by_name_and_state(client: FlaskClient, rows: Rows) -
     assert polled(client, page).status_code == 204
 
 
+def test_waits_are_shown_at_full_length_where_that_is_asked_for(client: FlaskClient, rows: Rows) -> None:
+    run_id = rows.run()
+    for number, (begin, end) in enumerate([(0, 1_000), (1_000, 9_000_000), (9_000_000, 9_001_000)], start=1):
+        kind = "sleep" if number == 2 else "step"
+        rows.step(run_id, f"s{number}", number, kind=kind, started_at=NOW_MS + begin, finished_at=NOW_MS + end)
+
+    page = client.get(f"/workflows/run/{run_id}")
+    (link,) = [link for link in links(page) if "waits=full" in link]
+    whole = client.get(link)
+
+    assert "fw-bar-cut" in page.text
+    assert "fw-bar-cut" not in whole.text
+    assert "Shorten waits" in text_of(whole)
+
+
 def test_step_has_a_page_of_its_own(client: FlaskClient, rows: Rows) -> None:
     earlier = [
         {"started_at": NOW_MS - 60_000, "finished_at": NOW_MS - 58_000, "error": {"type": "E", "message": "first"}},

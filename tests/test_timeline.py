@@ -68,6 +68,14 @@ def test_long_wait_is_cut_short_and_marked() -> None:
     assert drawn.cuts == (50.0,)
 
 
+def test_long_wait_can_be_drawn_at_its_full_length() -> None:
+    drawn = draw([a_step(1, 0, 1), a_step(2, 1, 99, kind="sleep"), a_step(3, 99, 100)], now=at(100), shorten=False)
+
+    assert drawn is not None
+    assert drawn.bars[2] == (Bar("sleeping", 1.0, 98.0),)
+    assert drawn.cuts == ()
+
+
 def test_short_wait_is_drawn_as_it_is() -> None:
     drawn = draw([a_step(1, 0, 4), a_step(2, 4, 5, kind="wait"), a_step(3, 5, 10)], now=at(10))
 

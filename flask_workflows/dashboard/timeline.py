@@ -51,13 +51,13 @@ class _Span:
         return self.kind in ("completed", "failed", "running")
 
 
-def draw(steps: Sequence[Step], *, now: datetime) -> Timeline | None:
-    """The timeline of steps in order; null where there is nothing to compare."""
+def draw(steps: Sequence[Step], *, now: datetime, shorten: bool = True) -> Timeline | None:
+    """The timeline of steps in order; null where there is nothing to compare. Waits are cut short unless told."""
     spans = {step.number or step.position: tuple(_spans(step, now)) for step in steps}
     every = [span for row in spans.values() for span in row]
     if len(every) < 2:
         return None
-    scale = _Scale(every)
+    scale = _Scale(every, shorten)
     return Timeline({number: tuple(map(scale.bar, row)) for number, row in spans.items()}, scale.cuts)
 
 
@@ -95,11 +95,11 @@ def _span(kind: str, start: datetime, end: datetime) -> _Span:
 class _Scale:
     """From instants to percent."""
 
-    def __init__(self, spans: Iterable[_Span]) -> None:
+    def __init__(self, spans: Iterable[_Span], shorten: bool) -> None:
         spans = list(spans)
         begin, end = min(span.start for span in spans), max(span.end for span in spans)
         pieces = list(_pieces(_merged(span for span in spans if span.works), begin, end))
-        longest = _longest_wait([length for length, works in pieces if works])
+        longest = _longest_wait([length for length, works in pieces if works]) if shorten else None
 
         self._edges = [begin]
         self._places = [0.0]

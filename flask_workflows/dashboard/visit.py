@@ -22,6 +22,7 @@ from flask import redirect
 from flask import request
 from flask import url_for
 from flask.typing import ResponseReturnValue
+from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.wrappers import Response
 
 from ..audit import By
@@ -185,8 +186,21 @@ class Visit:
 
     def forged(self, *, token: bool = True) -> ResponseReturnValue | None:
         """What to answer where the request may be another site's doing; null otherwise."""
-        problem = csrf.problem(self.request, self.actor, api=self.api, token=token)
+        if not self.api:
+            self._take_payloads()
+        try:
+            problem = csrf.problem(self.request, self.actor, api=self.api, token=token)
+        except RequestEntityTooLarge:
+            words = "What was sent is larger than this app takes in a form. Nothing was done."
+            return self.message("too_large.html", 413, code="too_large", words=words)
         return None if problem is None else self.message("forged.html", 400, code="forged", words=problem)
+
+    def _take_payloads(self) -> None:
+        """Let a form hold the largest payload there may be, each of its bytes written with three letters, and no more."""
+        most = 3 * self.runtime.config.max_payload_bytes + 100_000
+        if self.request.max_form_memory_size is not None:
+            self.request.max_form_memory_size = max(self.request.max_form_memory_size, most)
+        self.request.max_content_length = min(self.request.max_content_length or most, most)
 
     @property
     def by(self) -> By:

@@ -107,7 +107,7 @@ class Offers:
     refused: tuple[tuple[str, Text], ...] = ()
 
 
-def offers(scene: Scene, may: Callable[[Permission, Run], bool]) -> Offers:
+def offers(scene: Scene, may: Callable[[Permission, Run], bool], *, read_only: bool = False) -> Offers:
     """What the visitor can do to the run now."""
     actions: list[Offer] = []
     refused: list[tuple[str, Text]] = []
@@ -116,6 +116,8 @@ def offers(scene: Scene, may: Callable[[Permission, Run], bool]) -> Offers:
         why_not = action.cannot(scene)
         if not why_not and not may(action.permission, scene.run):
             why_not = ("You are not allowed to ", action.permission.value, " this run.")
+            if read_only:
+                why_not = ("Nothing can be changed here: these pages are read-only.",)
         if why_not:
             refused.append((label, why_not))
         else:

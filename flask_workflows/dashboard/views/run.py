@@ -18,7 +18,6 @@ from ...payloads import DECODE_LIMIT
 from ...runs import Run
 from ...runs import RunStatus
 from ...store import reading as read
-from .. import timeline
 from ..access import Permission
 from ..pages.actions import Offers
 from ..pages.actions import offers
@@ -28,6 +27,8 @@ from ..pages.run import Looked
 from ..pages.run import run_page
 from ..pages.run import SMALL
 from ..routes import get
+from ..timeline import draw
+from ..timeline import Timeline
 from ..visit import Visit
 from .runs import back_to_list
 from .runs import is_storable
@@ -55,11 +56,14 @@ class Wanted:
     start: int | None = None
     name: str | None = None
     state: str | None = None
+    #: Whether waits stand in the timeline at their full length.
+    whole_waits: bool = False
 
     @property
     def args(self) -> dict[str, str]:
         """As they stand in a query string."""
-        given = {"steps": self.start, "step": self.name, "step_state": self.state}
+        waits = "full" if self.whole_waits else None
+        given = {"steps": self.start, "step": self.name, "step_state": self.state, "waits": waits}
         return {name: str(value) for name, value in given.items() if value is not None}
 
     @property
@@ -88,7 +92,7 @@ def run(visit: Visit, run_id: str) -> ResponseReturnValue:
         wanted=wanted,
         states=STEP_STATES,
         per_page=STEPS_PER_PAGE,
-        timeline=timeline.draw(looked.steps, now=looked.around.now) if _whole(looked, wanted) else None,
+        timeline=_timeline(looked, wanted),
     )
 
 
@@ -169,11 +173,15 @@ def _offers(visit: Visit, looked: Looked) -> Offers:
             lost_after=service.lost_after(visit.runtime),
         ),
         visit.may,
+        read_only=visit.read_only,
     )
 
 
-def _whole(looked: Looked, wanted: Wanted) -> bool:
-    return len(looked.steps) == looked.step_count and not wanted.filtered
+def _timeline(looked: Looked, wanted: Wanted) -> Timeline | None:
+    """Where there are all steps to compare."""
+    if wanted.filtered or len(looked.steps) < looked.step_count:
+        return None
+    return draw(looked.steps, now=looked.around.now, shorten=not wanted.whole_waits)
 
 
 def find(visit: Visit, run_id: str, permission: Permission = Permission.VIEW) -> Run | ResponseReturnValue:
@@ -212,6 +220,7 @@ def read_wanted(args: MultiDict[str, str]) -> Wanted:
         start=None if start is None else min(max(start, 1), 1_000_000_000),
         name=name[:255] if name.strip() and is_storable(name) else None,
         state=state if state in STEP_STATES else None,
+        whole_waits=args.get("waits") == "full",
     )
 
 

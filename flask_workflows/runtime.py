@@ -75,6 +75,8 @@ class Runtime:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._lock = threading.RLock()
         self._draining: set[int] = set()
+        #: Made at once, as several threads may count before any other.
+        self.tally = Tally(lambda: self.store)
 
     @property
     def registry(self) -> Registry:
@@ -140,10 +142,6 @@ class Runtime:
         return Actions(self.store, self.events)
 
     @cached_property
-    def tally(self) -> Tally:
-        return Tally(self.store)
-
-    @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self.db, self.store, self.events, self.started, apart=self.apart, inline=lambda: self.inline)
 
@@ -157,8 +155,9 @@ class Runtime:
     def forget(self) -> None:
         """Be as a process that has just begun, on the same database."""
         self.store.close()
-        for made in ("store", "events", "actions", "tally", "sessions"):
+        for made in ("store", "events", "actions", "sessions"):
             self.__dict__.pop(made, None)
+        self.tally = Tally(lambda: self.store)
 
     def close(self) -> None:
         """Close the engine's connections and delete what was kept in the process. The app may still be used."""

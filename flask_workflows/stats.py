@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from collections.abc import Iterable
 from threading import Lock
 
@@ -19,7 +20,7 @@ class Tally:
     fails in the middle of adding, the counts are kept for the next time, and may then have been added twice.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
         self._lock = Lock()
         self._counts: dict[tuple[str, str], list[int]] = {}
@@ -46,9 +47,9 @@ class Tally:
             return
         rows = [Ended(*key, count, busy_ms) for key, (count, busy_ms) in counts.items()]
         try:
-            self._store.count_ended(rows)
+            self._store().count_ended(rows)
         except Exception as error:
-            self._store.complain("runs that ended could not be counted, trying again", error)
+            self._store().complain("runs that ended could not be counted, trying again", error)
             for row in rows:
                 self._add(*row)
 

@@ -82,10 +82,21 @@ def done(app: Flask, run: str) -> list[Any]:
 
 def plan_of_claim(app: Flask) -> str:
     scope = Scope.of([("one", 1, 1), ("five", 1, 1)])
-    params = dict.fromkeys(["now", "worker"]) | {"limit": 4, "lease_ms": 1, "begin": 1, "careful": 1, "alone": 1}
+    params = dict.fromkeys(["now", "worker"]) | {
+        "id0": "",
+        "limit": 4,
+        "lease_ms": 1,
+        "begin": 1,
+        "careful": 1,
+        "alone": 1,
+    }
     with outsider(app).connect() as connection:
         if connection.dialect.name == "sqlite":
-            statements = [sqlite._peek_sql(scope.condition), sqlite._claim_sql(scope.condition)]
+            statements = [
+                sqlite._peek_sql(scope.condition),
+                sqlite._due_sql(scope.condition),
+                sqlite._claim_sql(":id0"),
+            ]
             explain = "EXPLAIN QUERY PLAN "
         else:
             statements = [postgresql._claim_sql(scope.condition)]

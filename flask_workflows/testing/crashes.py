@@ -43,7 +43,7 @@ class Crash:
     have lapsed: the `FixedClock` is moved by `WORKFLOWS_LOCK_TIMEOUT_SECS`, so the next tick takes the runs over.
 
     Counted are claims, records of steps together with what these wrote through `db.session`, sleeps, waits, matched
-    events and outcomes, and what `spawn`, `deliver`, `cancel` and the like write; not the commits of the app itself.
+    events, outcomes and the statistics at the end of a tick, and what `spawn`, `deliver`, `cancel` and the like write; not the commits of the app itself.
     Only what the test's own thread does is counted.
     """
 

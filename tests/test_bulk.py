@@ -166,6 +166,24 @@ def test_all_that_match_are_frozen_when_asked(client: FlaskClient, rows: Rows, w
 
 
 @pytest.mark.usefixtures("anywhere")
+def test_all_that_a_search_finds_are_meant_and_b111_nothing_hidden(
+    client: FlaskClient, rows: Rows, workflows: Workflows
+) -> None:
+    workflows.redact(lambda path, value: path == "$.salary")
+    rows.run("sleeping", due_at=NOW_MS + HOUR_MS, input='{"user_id": 8, "salary": 5}')
+    rows.run("sleeping", due_at=NOW_MS + HOUR_MS, input='{"user_id": 9, "salary": 5}')
+
+    assert "No run" in text_of(confirm(client, "cancel", all="1", q="input.salary:5"))
+    page = confirm(client, "cancel", all="1", q="input.user_id:8 -status:failed")
+    assert "Cancel 1 run?" in text_of(page)
+    order(client, page)
+    run_until_idle(workflows)
+
+    assert statuses(rows) == {"sleeping": 1, "cancelled": 1}
+    assert confirm(client, "cancel", all="1", q="colour:red").status_code == 422
+
+
+@pytest.mark.usefixtures("anywhere")
 def test_form_sent_twice_is_one_operation(client: FlaskClient, rows: Rows, workflows: Workflows) -> None:
     page = confirm(client, "cancel", run=[rows.run("sleeping", due_at=NOW_MS + HOUR_MS)])
 

@@ -66,8 +66,7 @@ class Filler:
         self.now = int(time.time() * 1000)
         self._sqlite = connection.dialect.name == "sqlite"
 
-    def fill(self) -> Mapping[str, str]:
-        """Fill them all, and say the ids of some runs."""
+    def fill(self) -> None:
         for first in range(1, self.runs + 1, CHUNK):
             last = min(first + CHUNK - 1, self.runs)
             self._finished(first, last)
@@ -77,10 +76,8 @@ class Filler:
             self._live(status, number + 1, number + count)
             number += count
         self._others()
+        self._special()
         self.connection.commit()
-        special = self._special()
-        self.connection.commit()
-        return special
 
     def _numbers(self, first: int, last: int) -> str:
         if self._sqlite:
@@ -255,26 +252,30 @@ class Filler:
         }
         self._insert("workers", workers, self._numbers(0, 2))
 
-    def _special(self) -> Mapping[str, str]:
+    def _special(self) -> None:
+        """A run of 2,000 steps, and one with large values."""
         runs = models.runs
-        newest = sa.select(runs.c.id).order_by(runs.c.id.desc()).limit(1)
-
-        def of(status: str) -> str:
-            found = self.connection.scalar(newest.where(runs.c.status == status))
-            assert isinstance(found, str)
-            return found
-
         long = self.runs + sum(LIVE.values()) + 1
         large = long + 1
         self._insert(
             "runs", self._run("'completed'", finished_at=f"{self._created} + 2000"), self._numbers(long, large)
         )
         self._steps(self._numbers(long, long), 2_000)
-        ids = list(self.connection.scalars(newest.limit(2)))
+        newest = self.connection.scalar(sa.select(sa.func.max(runs.c.id)))
         megabytes = '{"text": "' + "x" * 5_000_000 + '"}'
-        self.connection.execute(runs.update().where(runs.c.id == ids[0]).values(input=megabytes, output=megabytes))
-        found = {status: of(status) for status in ("failed", "cancelled", *LIVE)}
-        return {**found, "completed": ids[1], "long": ids[1], "large": ids[0]}
+        self.connection.execute(runs.update().where(runs.c.id == newest).values(input=megabytes, output=megabytes))
+
+
+def special(connection: sa.Connection) -> Mapping[str, str]:
+    """The ids of some runs: of each status, and the two that are large."""
+    runs = models.runs
+    newest = sa.select(runs.c.id).order_by(runs.c.id.desc())
+    large, long = connection.scalars(newest.limit(2))
+    found = {"large": large, "long": long}
+    for status in ("failed", "cancelled", *LIVE):
+        found[status] = connection.scalars(newest.where(runs.c.status == status).limit(1)).one()
+    found["completed"] = connection.scalars(newest.where(runs.c.status == "completed").offset(2).limit(1)).one()
+    return found
 
 
 # Asking ------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ def addresses(ids: Mapping[str, str], runs: int) -> Iterator[tuple[str, dict[str
 
 @dataclass
 class Watch:
-    """The statements of an engine, in their order."""
+    """What an engine is asked, in its order."""
 
     engine: sa.Engine
     seen: list[tuple[str, Any]] = field(default_factory=list)
@@ -333,7 +334,7 @@ class Watch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-            if not statement.startswith("SET "):
+            if statement.startswith(("SELECT", "WITH")):
                 self.seen.append((statement, parameters))
 
         self.seen.clear()
@@ -446,10 +447,12 @@ def run(database: Database, runs: int, steps: int, times: int) -> list[Measured]
     app = make_app(database.url)
     engine = apps.runtime_of(app).engine
     with engine.connect() as connection:
-        if database.kind == "sqlite":
-            for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-400000"):
-                connection.exec_driver_sql(f"PRAGMA {pragma}")
-        ids = Filler(connection, runs, steps).fill()
+        if connection.scalar(sa.select(models.runs.c.id).limit(1)) is None:
+            if database.kind == "sqlite":
+                for pragma in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-400000"):
+                    connection.exec_driver_sql(f"PRAGMA {pragma}")
+            Filler(connection, runs, steps).fill()
+        ids = special(connection)
     engine.dispose()
     if database.kind == "postgresql":
         database.tidy(*(f"workflow_{name}" for name in (*LARGE, "workers")))
@@ -490,7 +493,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.dashboard", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("--database", choices=["sqlite", "postgresql", "both"], default="both", help="(default: both)")
-    parser.add_argument("--url", help="fill and measure this empty database, which is left as it is then")
+    parser.add_argument(
+        "--url", help="measure this database, which is filled if it has no runs, and is left as it is then"
+    )
     parser.add_argument("--runs", type=int, default=1_000_000, help="(default: 1,000,000)")
     parser.add_argument("--steps", type=int, default=10, help="of each run (default: 10)")
     parser.add_argument("--times", type=int, default=15, help="how often each page is asked for (default: 15)")

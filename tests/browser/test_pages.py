@@ -13,7 +13,12 @@ FILES = {"asset", "value", "step_value"}
 
 PAGES = sorted({route.endpoint for route in views.ROUTES if not route.writes and not route.api} - FILES)
 
-MESSAGES = [("/workflows/run/unknown", 404), ("/workflows/runs?status=nope", 422), ("/workflows/runs?key=none", 200)]
+MESSAGES = [
+    ("/workflows/run/unknown", 404),
+    ("/workflows/runs?status=nope", 422),
+    ("/workflows/runs?q=colour:red", 422),
+    ("/workflows/runs?key=none", 200),
+]
 
 
 @pytest.mark.parametrize("endpoint", PAGES)

@@ -93,6 +93,13 @@ def make_workflows() -> Workflows:
         charge()
 
     @workflows.workflow
+    def approval(ctx: WorkflowContext, user_id: int) -> bool:
+        """Waits for a message, and tells meanwhile where it is."""
+        ctx.progress(2, 5, "asked twice")
+        ctx.set("invoice", {"number": 7})
+        return ctx.receive("decision") is not None
+
+    @workflows.workflow
     def quick(user_id: int) -> dict[str, object]:
         return {"user_id": user_id, "card": {"number": "4111"}, "courses": ["a", "b"]}
 
@@ -113,6 +120,7 @@ def populate(app: Flask, workflows: Workflows) -> dict[str, str]:
             ("reminder", {"user_id": 8}),
             ("nightly_import", {}),
             ("renewal", {"user_id": 9}),
+            ("approval", {"user_id": 10}),
             ("quick", {"user_id": 10}),
         ):
             found[name] = declared[name].spawn(**values).id
@@ -129,6 +137,7 @@ def _act(app: Flask, found: Mapping[str, str]) -> None:
     """What an operator did, for the audit and the operations."""
     runtime, ana = apps.runtime_of(app), By("ana", reason="The customer asked for it.")
     service.cancel(runtime, found["gone"], by=ana)
+    service.send(runtime, found["approval"], "note", '{"text": "Look again."}', delivery_id="note-1", by=ana)
     order = Order("cancel", ana, runs=(found["pending"], found["orphan"]))
     service.start(runtime, BULK, input_of(order, 2), by=ana, own=True)
 

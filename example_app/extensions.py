@@ -21,3 +21,9 @@ def only_from_this_machine(action: str, run: object = None) -> bool:
     An app with a log-in asks it here, as in `current_user.is_staff`.
     """
     return request.remote_addr in {"127.0.0.1", "::1"}
+
+
+@workflows.actor
+def whoever_sits_there() -> str:
+    """Who acts, for the audit: without accounts, no more than where from."""
+    return f"somebody at {request.remote_addr}"

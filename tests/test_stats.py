@@ -275,6 +275,7 @@ def test_workers_add_what_they_ended_at_their_end(busy: Flask, fleet: Fleet) -> 
         for _ in range(30):
             busy_app.one.spawn()
     workers = [fleet.start() for _ in range(2)]
+    eventually(lambda: all(worker.serves() for worker in workers), within=40)
     eventually(lambda: not unfinished(busy), within=40)
     codes = [worker.terminate(40) for worker in workers]
 

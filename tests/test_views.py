@@ -275,12 +275,12 @@ def test_files_are_kept_for_long_under_an_address_of_their_content(client: Flask
     page = client.get("/workflows/runs")
     files = [address for address in links(page) if "/static/" in address]
 
-    assert [Path(address).name for address in files] == ["workflows.css", "htmx.min.js", "workflows.js"]
+    assert [Path(address).name for address in files] == ["icon.svg", "workflows.css", "htmx.min.js", "workflows.js"]
     for address in files:
         response = client.get(address)
         assert response.status_code == 200
         assert response.headers["Cache-Control"] == "public, max-age=31536000, immutable"
-        assert response.mimetype in ("text/css", "text/javascript", "application/javascript")
+        assert response.mimetype in ("text/css", "text/javascript", "application/javascript", "image/svg+xml")
 
 
 def test_file_of_another_release_is_not_kept(client: FlaskClient) -> None:

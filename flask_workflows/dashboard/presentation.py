@@ -40,7 +40,7 @@ from .preferences import Preferences
 
 FOLDER = "flask_workflows"
 
-_FILES = ("htmx.min.js", "workflows.css", "workflows.js")
+_FILES = ("icon.svg", "htmx.min.js", "workflows.css", "workflows.js")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,16 @@ class Presentation:
 
     def render(self, template: str, viewer: Viewer, **values: Any) -> str:
         text = self._environment.get_template(f"{FOLDER}/{template}").render(
-            viewer=viewer, url_for=url_for, app_name=_app_name(), app_url=_app_url(), **values
+            viewer=viewer, url_for=url_for, app_name=_app_name(), app_url=_app_url(), nonce=_nonce(), **values
         )
         # Half of a surrogate pair may stand in a stored text, and is no text in UTF-8.
         return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _nonce() -> str:
+    """What the app's policy lets its own scripts and styles by, where it has one; as Flask-Talisman tells templates."""
+    told = current_app.jinja_env.globals.get("csp_nonce")
+    return str(told()) if callable(told) else ""
 
 
 def _app_name() -> str:

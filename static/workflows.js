@@ -8,7 +8,8 @@
   const STOP_AFTER = 60 * MINUTE;
   const SLOWEST = 60 * SECOND;
 
-  // Time zone: told to the server by a cookie, so that it writes the times. One that was chosen stays.
+  // Time zone: told to the server by a cookie, so that it writes the times. One that was chosen stays, and a page that
+  // cannot be asked for once more is left as it is.
   const rememberZone = () => {
     const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
     if (!zone || zone === html.dataset.zone || !("zoneFollows" in html.dataset)) return;

@@ -69,7 +69,20 @@ def test_chosen_zone_goes_before_the_browsers(client: FlaskClient) -> None:
 
     # The browser's is kept beside it, to go back to.
     client.post(VIEW, data={"zone": ""})
+    client.get("/workflows/runs")
     assert html_of(client.get("/workflows/runs"))["data-zone"] == "Europe/Paris"
+
+
+def test_page_that_cannot_be_had_again_is_not_loaded_again(client: FlaskClient) -> None:
+    """The script loads a page anew where its times are in another zone than the browser's."""
+    answer = client.post(VIEW, data={"theme": "pink"})
+    assert "data-zone-follows" not in html_of(answer)
+
+    client.post(VIEW, data={"theme": "dark"})
+    said = client.get("/workflows/runs")
+    assert "Saved in this browser." in text_of(said)
+    assert "data-zone-follows" not in html_of(said)
+    assert "data-zone-follows" in html_of(client.get("/workflows/runs"))
 
 
 def test_cookie_stays_under_the_prefix(client: FlaskClient) -> None:

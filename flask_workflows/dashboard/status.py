@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flask import current_app
 from flask import Request
+from flask import request
 from flask import url_for
 from itsdangerous import BadData
 from itsdangerous import URLSafeTimedSerializer
@@ -17,7 +18,13 @@ _SECONDS = 60
 def put(response: Response, text: str) -> None:
     """Let the next page say this."""
     response.set_cookie(
-        COOKIE, _serializer().dumps(text[:500]), max_age=_SECONDS, path=url_for(".index"), httponly=True, samesite="Lax"
+        COOKIE,
+        _serializer().dumps(text[:500]),
+        max_age=_SECONDS,
+        path=url_for(".index"),
+        secure=request.is_secure,
+        httponly=True,
+        samesite="Lax",
     )
 
 

@@ -376,6 +376,7 @@ class Visit:
             env_name=env_name,
             title_prefix=f"{env_name} · " if env_name else "",
             here=self.here,
+            again=self.request.method == "GET",
             go=letters(link.section for link in self.site.links),
             choices=CHOICES,
             **values,

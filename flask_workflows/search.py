@@ -34,7 +34,7 @@ WORD = "word"
 
 FIELDS = (
     *("workflow", "id", "queue", "version", "worker", "status", "step", "event", "key", "error", "cause", "workspace"),
-    *("input", "output"),
+    *("parent", "input", "output"),
 )
 #: These look into stored values.
 PAYLOADS = ("input", "output")

@@ -395,6 +395,16 @@ def test_cause_is_found(rows: Rows) -> None:
     assert len(found(rows, "-cause:c0ffee")) == 2
 
 
+def test_children_are_found_by_their_parent(rows: Rows) -> None:
+    parent = rows.run("waiting", ago=9)
+    child, failed = rows.run(parent_id=parent, ago=2), rows.run("failed", parent_id=parent, ago=1, cause="c")
+
+    assert found(rows, f"parent:{parent}") == [failed, child]
+    assert found(rows, f"parent:{parent} cause:c") == found(rows, f"cause:c parent:{parent}") == [failed]
+    assert found(rows, f"-parent:{parent}") == [parent]
+    assert found(rows, f"parent:{child}") == []
+
+
 def test_stored_values_are_found_on_both_databases(rows: Rows) -> None:
     number = rows.run(input='{"order": {"id": 8812, "ok": true}}', output='{"total": 5.0}', ago=1)
     text = rows.run(input='{"order":{"id":"8812","ok":"true"}}', output='"5"', ago=2)

@@ -53,8 +53,8 @@ class Criteria:
     workflows: tuple[str, ...] | None = None
     statuses: tuple[RunStatus, ...] | None = None
     workspaces: tuple[str, ...] | None = None
-    #: The cause of their failure.
-    cause: str | None = None
+    #: A column and what stands in it, of which there is an index in the order of ids.
+    indexed: tuple[str, str] | None = None
     #: On ids alone, so that every index knows them.
     ids: Conditions = ()
     #: That the id is among a few.
@@ -96,9 +96,9 @@ class Criteria:
     def all_filters(self) -> tuple[Filter, ...]:
         """Everything but the conditions on ids, as filters."""
         statuses = None if self.statuses is None else tuple(status.value for status in self.statuses)
-        cause = None if self.cause is None else (self.cause,)
-        values = filters(workflow=self.workflows, status=statuses, workspace=self.workspaces, cause=cause)
-        return (*self.filters, *values)
+        values = filters(workflow=self.workflows, status=statuses, workspace=self.workspaces)
+        indexed = () if self.indexed is None else (one_of(self.indexed[0], self.indexed[1:]),)
+        return (*self.filters, *values, *indexed)
 
 
 def filters(**values: tuple[str, ...] | None) -> Iterator[Filter]:

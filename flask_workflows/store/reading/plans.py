@@ -101,9 +101,9 @@ def _branch(facts: Facts, criteria: Criteria, *, bounded: bool) -> Branch:
 def _indexed(facts: Facts, criteria: Criteria, *, bounded: bool) -> Branch:
     if criteria.few is not None:
         return Branch(((criteria.few,),), criteria.all_filters, few=True)
-    if criteria.cause is not None:
-        found = replace(criteria, cause=None).all_filters
-        return Branch(((runs.c.cause == criteria.cause,),), found)
+    if criteria.indexed is not None:
+        column, value = criteria.indexed
+        return Branch(((runs.c[column] == value,),), replace(criteria, indexed=None).all_filters)
 
     workflows, workspaces, statuses = criteria.workflows, criteria.workspaces, criteria.statuses
     each = statuses or tuple(RunStatus)

@@ -72,8 +72,8 @@ def _narrowed(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
             return criteria.in_status(*wanted)
         case "id" if not term.negated:
             return criteria.with_ids(*_begins(value))
-        case "cause" if not term.negated and criteria.cause in (None, value):
-            return replace(criteria.in_status(RunStatus.FAILED), cause=value)
+        case "cause" | "parent" if not term.negated and criteria.indexed is None:
+            return replace(criteria, indexed=(_COLUMNS.get(term.field, term.field), value))
         case "worker":
             return _held_by(facts, criteria, term)
         case "event":
@@ -86,7 +86,10 @@ def _narrowed(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
         case "version":
             return criteria.plus(_equal("version", int(value), term))
         case _:
-            return criteria.plus(_equal(term.field, value, term))
+            return criteria.plus(_equal(_COLUMNS.get(term.field, term.field), value, term))
+
+
+_COLUMNS = {"parent": "parent_id"}
 
 
 def _equal(column: str, value: str | int, term: Term) -> Filter:

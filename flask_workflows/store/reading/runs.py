@@ -26,7 +26,7 @@ from .timers import list_by_due
 #: Counting stops here.
 COUNT_CAP = 10_001
 #: With what no index knows, so many runs of each status are looked at.
-_LOOKED_AT = 2_001
+_LOOKED_AT = 1_001
 #: Where code must look at stored values, so many that fit are counted.
 _TESTED = 501
 
@@ -59,12 +59,10 @@ def list_runs(
     listed = [run_of(row) for row in plan.rows(query.limit + 1, columns)]
     more = len(listed) > query.limit
     listed = listed[: query.limit]
-    edge = None if more and not plan.forks else plan.edge()
-    # What is found by a bounded look beside others is not gone on from: those others were not bounded.
-    cut = edge is not None
-    if more:
-        edge = listed[-1].id
-    elif plan.forks:
+    edge = listed[-1].id if more else plan.edge()
+    cut = edge is not None and not more
+    if cut and plan.forks:
+        # What is found by a bounded look beside others is not gone on from: those others were not bounded.
         edge = None
 
     if not plan.newer:

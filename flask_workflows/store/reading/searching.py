@@ -176,11 +176,13 @@ def _at_step(c: sa.ColumnCollection[str, sa.ColumnElement[str]], name: str) -> s
     """That a step of that name is open or failed. Its key may say which use it is, and in which branch."""
     key = steps.c.key
     named = _named(key, name)
-    # Of the open ones there is an index. Functions are called on keys last, and never on many.
+    # Open steps have an index. To look at all steps of a run is dear, so of a live one that went on after a failure
+    # only the key is looked up that the step has at its first use.
     live = c.status.in_([status.value for status in LIVE])
-    return sa.or_(
-        sa.and_(live, _has(steps.c.run_id == c.id, OPEN, named)),
-        _has(steps.c.run_id == c.id, named, steps.c.status == "failed"),
+    failed = steps.c.status == "failed"
+    return sa.case(
+        (live, sa.or_(_has(steps.c.run_id == c.id, OPEN, named), _has(steps.c.run_id == c.id, key == name, failed))),
+        else_=_has(steps.c.run_id == c.id, failed, named),
     )
 
 
@@ -197,7 +199,8 @@ def _named(key: sa.ColumnElement[str], name: str) -> sa.ColumnElement[bool]:
     branched = sa.or_(
         sa.func.substr(key, sa.func.length(key) - len(name)) == f"/{name}", sa.func.replace(key, f"/{name}#", "") != key
     )
-    return sa.or_(own, branched)
+    # The first of these decides for most keys, at little cost.
+    return sa.or_(own, sa.and_(key.contains(f"/{name}", autoescape=True), branched))
 
 
 # Stored values -----------------------------------------------------------------------------

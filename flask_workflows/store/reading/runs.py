@@ -28,7 +28,7 @@ COUNT_CAP = 10_001
 #: With what no index knows, so many runs of each status are looked at.
 _LOOKED_AT = 1_001
 #: Where code must look at stored values, so many that fit are counted.
-_TESTED = 501
+_TESTED = 201
 
 #: For the names of workflows in some workspaces, so many of the newest runs are looked at.
 _NAMED = 2_000

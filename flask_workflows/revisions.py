@@ -146,6 +146,8 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped
         inspector = sa.inspect(engine)
         exists = inspector.has_table(table)
         made = sum(inspector.has_table(name) for name in (table, models.waits.name, models.audit.name))
+        columns = {column["name"] for column in inspector.get_columns(table)} if exists else set()
+        made += models.runs.c.parent_id.name in columns
     except sa.exc.OperationalError:
         # Copying files needs no database. If there is a clash, the upgrade will say so.
         return

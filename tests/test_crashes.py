@@ -57,8 +57,10 @@ def test_workers_killed_at_random_moments_lose_no_run_and_repeat_only_the_step_i
         for number in range(KILLS):
             pauses = (chance.choice([0, 0, 50, 300]) for _ in range(2))
             runs += [busy_app.five.spawn(pause).id for pause in pauses]
-            time.sleep(chance.uniform(0, 0.25))
             victim = number % len(workers)
+            # On a busy machine it may not have begun yet, and would die without having done anything.
+            eventually(workers[victim].serves, within=60)
+            time.sleep(chance.uniform(0, 0.25))
             workers[victim].kill()
             workers[victim] = fleet.start(**QUICK)
     eventually(lambda: not unfinished(busy), within=60)

@@ -31,7 +31,7 @@ def plans(rows: Rows, work: Callable[[sa.Connection], object]) -> list[str]:
     """The plan of each statement that `work` executes."""
     explain = "EXPLAIN QUERY PLAN " if rows.engine.dialect.name == "sqlite" else "EXPLAIN "
     asked = statements(rows, work)
-    with rows.engine.connect() as connection:
+    with read.reading(rows.engine, seconds=60) as connection:
         return [
             "\n".join(str(line[-1]) for line in connection.exec_driver_sql(explain + statement, parameters))
             for statement, parameters in asked

@@ -17,9 +17,7 @@ from .rows import instant
 _DEADLINE = "workflows_deadline"
 
 #: A plan kept from other values may miss the index that these have; and queries this short are not worth compiling.
-_FOR_READING = (
-    "SET LOCAL statement_timeout = {milliseconds}; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL jit = off"
-)
+_FOR_READING = "SET LOCAL statement_timeout = {milliseconds}; SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL jit = off; SET LOCAL enable_seqscan = off"
 
 
 @contextmanager

@@ -30,6 +30,11 @@ Serve = Callable[[Flask], Site]
 _FLAGS = (
     "--no-sandbox",  # which root cannot have
     "--disable-dev-shm-usage",  # which is small in containers
+    "--disable-gpu",
+    "--disable-software-rasterizer",
+    "--process-per-site",  # a renderer for all tabs of a context
+    "--disable-extensions",
+    "--mute-audio",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",

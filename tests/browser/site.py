@@ -110,14 +110,18 @@ class Tab:
         found: list[str] = self.page.evaluate(_RUN_AXE, only)
         return found
 
-    def all_faults(self) -> list[str]:
-        """What is wrong with the page: by the rules of accessibility, the policy, ours; each way it can be seen."""
+    def all_faults(self, *, again: bool = False) -> list[str]:
+        """What is wrong with the page: by the rules of accessibility, the policy, ours; each way it can be seen.
+
+        Where `again` says that a page of its kind was looked at, it is held on a phone against what depends on sizes.
+        """
         found = self.violations()
         self.show(scheme="dark")
         # The same page in other colours.
         found += [f"in the dark: {fault}" for fault in self.violations("color-contrast", "link-in-text-block")]
         self.show(size=PHONE)
-        found += [f"on a phone: {fault}" for fault in self.violations()]
+        rules = ("target-size", "scrollable-region-focusable", "aria-hidden-focus") if again else ()
+        found += [f"on a phone: {fault}" for fault in self.violations(*rules)]
         if beyond := self.sideways():
             found.append(f"on a phone it scrolls sideways by {beyond} px")
         self.show()

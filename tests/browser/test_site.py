@@ -32,7 +32,8 @@ def page_with(body: str) -> Flask:
 def look(visitors: Visitors, serve: Callable[[Flask], Site]) -> Callable[..., Tab]:
     def look(body: str, **options: object) -> Tab:
         tab = visitors.tab(serve(page_with(body)), **options)  # type: ignore[arg-type]
-        tab.go("/")
+        # Violations are told when the page has time.
+        tab.go("/").evaluate("new Promise((done) => setTimeout(done, 50))")
         # The faults are those wanted here.
         visitors.tabs.remove(tab)
         return tab
@@ -68,7 +69,7 @@ def test_fault_of_a_script_is_seen(look: Callable[..., Tab], script: str, fault:
     tab = look("")
 
     tab.page.evaluate(script)
-    tab.page.evaluate("new Promise((done) => setTimeout(done))")
+    tab.page.evaluate("new Promise((done) => setTimeout(done, 50))")
 
     assert fault in tab.faults
 

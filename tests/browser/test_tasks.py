@@ -127,7 +127,6 @@ def test_list_is_paged_through(keyboard: Keyboard, rows: Rows) -> None:
     expect(keyboard.page.locator("tbody tr").first).to_have_id(first)
 
 
-@ON_BOTH
 def test_run_is_cancelled(keyboard: Keyboard, rows: Rows, app: Flask) -> None:
     run_id = rows.run("pending")
     keyboard.go(f"/workflows/run/{run_id}")
@@ -156,7 +155,6 @@ def test_failed_run_is_retried(keyboard: Keyboard, app: Flask, workflows: Workfl
     assert status_of(app, run_id) == "pending"
 
 
-@ON_BOTH
 def test_sleeper_is_woken(keyboard: Keyboard, app: Flask, workflows: Workflows) -> None:
     run_id = spawn(app, workflows, "reminder", user_id=8)
     assert status_of(app, run_id) == "sleeping"
@@ -198,7 +196,6 @@ def test_event_is_looked_at_and_delivered(keyboard: Keyboard, app: Flask, workfl
     assert status_of(app, run_id) == "completed"
 
 
-@ON_BOTH
 def test_run_is_started(keyboard: Keyboard, app: Flask, workflows: Workflows) -> None:
     keyboard.go("/workflows/runs")
 

@@ -49,6 +49,7 @@ from .errors import StepFailed
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
 from .errors import ValueRefused
+from .errors import WorkflowsError
 from .events import Event
 from .events import EventMatch
 from .events import EventTypes
@@ -578,16 +579,19 @@ class WorkflowContext:
         """Execute a step that was pushed with `on_failure`. Raises what it ends with, which is recorded then."""
         step = self._runtime.registry.step(undone_by(stored.key))
         call, input = Call(stored.key, stored.position, stored), stored.input or "{}"
-        running = StepWrite(call.key, call.position, "undo", "running", input, attempts=stored.attempts + 1)
-        if step is None:
-            error: Exception = NotRegistered(f"no step {undone_by(stored.key)!r} is registered here to undo it with")
-            self._end_failed(running, failures.describe(error, "step", step=call.key, frames=False), self._ticks())
-            raise error
         if stored.status == "retrying":
             self._wait_for_due(stored)
         self.may_start()
         self._runtime.sessions.remove()
-        args, kwargs = step.codec.load_call(input, where=step.where)
+        try:
+            if step is None:
+                raise NotRegistered(f"no step {undone_by(stored.key)!r} is registered here to undo it with")
+            args, kwargs = step.codec.load_call(input, where=step.where)
+        except WorkflowsError as error:
+            # The code as it is now cannot do it: its outcome is stored like that of any other.
+            running = StepWrite(call.key, call.position, "undo", "running", input, attempts=stored.attempts + 1)
+            self._end_failed(running, failures.describe(error, "step", step=call.key, frames=False), self._ticks())
+            raise
         self._attempt(step, call, input, args, kwargs, kind="undo")
 
     def undo_lost(self, stored: StoredStep, described: dict[str, Any]) -> None:

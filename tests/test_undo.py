@@ -214,6 +214,28 @@ def test_run_whose_code_changed_is_not_undone(workflows: Workflows, clock: Clock
     assert effects == ["reserve flight"]
 
 
+def test_what_the_code_cannot_undo_any_more_is_shown_as_failed(app: Flask, workflows: Workflows, clock: Clock) -> None:
+    handle = waiting_trip.spawn()
+    workflows.tick()
+    with apps.runtime_of(app).engine.begin() as connection:
+        steps = models.steps
+        key = {"flight": "$undo:give_back", "hotel": "$undo:give_back#2"}
+        connection.execute(steps.update().where(steps.c.key == key["hotel"]).values(input='{"gone": 1}'))
+        connection.execute(steps.update().where(steps.c.key == key["flight"]).values(key="$undo:forgotten"))
+    handle.cancel()
+    run_out(workflows, clock)
+
+    found = undone(workflows, handle.id)
+    assert handle.status() is RunStatus.CANCELLED
+    assert {name: step.status for name, step in found.items()} == {
+        "$undo:forgotten": "failed",
+        "$undo:give_back#2": "failed",
+    }
+    errors = [step.error.message for step in found.values() if step.error is not None]
+    assert any("no step 'forgotten' is registered" in message for message in errors)
+    assert len(errors) == 2
+
+
 def test_only_a_declared_step_can_be_pushed(workflows: Workflows, clock: Clock) -> None:
     @workflows.workflow(name="wrong_push")
     def wrong(ctx: WorkflowContext) -> str:

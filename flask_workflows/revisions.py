@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from alembic.script import Script
     from alembic.script import ScriptDirectory
+
+#: What each revision made that none before it has, oldest first.
+_MARKS = (models.runs, models.waits, models.audit, models.runs.c.parent_id)
 
 #: Alembic's Config. Not bound to it: Flask-Migrate's type stubs know one of their own.
 AlembicConfig = TypeVar("AlembicConfig")
@@ -145,9 +149,7 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped
     try:
         inspector = sa.inspect(engine)
         exists = inspector.has_table(table)
-        made = sum(inspector.has_table(name) for name in (table, models.waits.name, models.audit.name))
-        columns = {column["name"] for column in inspector.get_columns(table)} if exists else set()
-        made += models.runs.c.parent_id.name in columns
+        made = sum(takewhile(bool, (_has(inspector, mark) for mark in _MARKS)))
     except sa.exc.OperationalError:
         # Copying files needs no database. If there is a clash, the upgrade will say so.
         return
@@ -158,6 +160,12 @@ def _refuse_foreign_tables(revisions: Iterable[Path], engine: sa.Engine, shipped
             f"create it. If create_all() made the tables: drop them ({tables}) and run this again. To keep their rows, "
             f"run this with an empty database configured, then `flask db stamp {shipped[made - 1]}` on the one that has them"
         )
+
+
+def _has(inspector: sa.Inspector, mark: sa.Table | sa.Column[Any]) -> bool:
+    if isinstance(mark, sa.Table):
+        return inspector.has_table(mark.name)
+    return any(column["name"] == mark.name for column in inspector.get_columns(mark.table.name))
 
 
 def _copy(script: Script, folder: Path, onto: str | None) -> Path:

@@ -7,7 +7,7 @@ VENV ?= .venv
 DIST ?= dist
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench build clean
+.PHONY: demo test lint format types bench docs pictures build release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -22,14 +22,38 @@ lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
+format: $(VENV)/dev.stamp
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+types: $(VENV)/dev.stamp
+	$(VENV)/bin/mypy $(ARGS)
+
 bench: $(VENV)/test.stamp
 	$(VENV)/bin/python -m benchmarks $(ARGS)
 
+# The reference from the code, then the site in site/; a broken link ends it.
+docs: $(VENV)/docs.stamp
+	$(VENV)/bin/python docs/generate.py
+	$(VENV)/bin/zensical build --clean --strict
+
+pictures: $(VENV)/test.stamp
+	@$(VENV)/bin/python -m tests.browser.chromium
+	$(VENV)/bin/python docs/screenshots.py
+
+# The sdist, and from it the wheel.
 build: $(VENV)/dev.stamp
 	$(VENV)/bin/python -m build --outdir $(DIST)
 
+# Everything a release must pass, then both files in dist/, looked at. Uploading them is left to whoever may.
+release: lint test docs
+	rm -rf $(DIST)
+	$(MAKE) build
+	$(VENV)/bin/python .ci/wheel.py $(DIST)/*.whl
+	PYTHON=$(PYTHON) .ci/smoke $(DIST)/*.whl
+
 clean:
-	rm -rf $(VENV) $(DIST)
+	rm -rf $(VENV) $(DIST) site
 
 # One stamp for each dependency group: pip runs again only when pyproject.toml
 # is newer than the stamp.

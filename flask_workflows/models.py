@@ -19,6 +19,7 @@ Name = sa.String(100)
 Label = sa.String(255)
 Millis = sa.BigInteger()
 
+#: One row a run, from its start until it is pruned.
 runs = sa.Table(
     "workflow_runs",
     metadata,
@@ -97,6 +98,7 @@ sa.Index("workflow_runs_forks", runs.c.forked_from, runs.c.id, postgresql_where=
 _failed = runs.c.cause.is_not(None)
 sa.Index("workflow_runs_cause", runs.c.cause, runs.c.id, postgresql_where=_failed, sqlite_where=_failed)
 
+#: One row a recorded call of a body: steps, sleeps, waits, starts and the like. This is what a replay reads.
 steps = sa.Table(
     "workflow_steps",
     metadata,
@@ -125,6 +127,7 @@ sa.Index("workflow_steps_event", steps.c.run_id, steps.c.event_seq, postgresql_w
 _open = steps.c.status.in_(("running", "retrying", "sleeping", "waiting"))
 sa.Index("workflow_steps_open", steps.c.run_id, postgresql_where=_open, sqlite_where=_open)
 
+#: One row a worker process, renewed with its heartbeat; those that ended stay for a while.
 workers = sa.Table(
     "workflow_workers",
     metadata,
@@ -143,6 +146,7 @@ workers = sa.Table(
     sa.PrimaryKeyConstraint("id", name="workflow_workers_pkey"),
 )
 
+#: Events and messages, matched or not, until they are pruned.
 events = sa.Table(
     "workflow_events",
     metadata,

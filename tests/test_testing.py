@@ -1266,27 +1266,3 @@ def test_no_thread_outlives_a_tick(school: School) -> None:
     school.workflows.tick()
 
     assert set(threading.enumerate()) == threads
-
-
-# The documentation -------------------------------------------------------------------------
-
-DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "testing.md"
-
-
-def test_examples_of_the_documentation_pass(
-    pytester: pytest.Pytester, run_suite: Callable[..., pytest.RunResult]
-) -> None:
-    """Each block of Python names its file in its first line; blocks of one file follow one another."""
-    files: dict[str, str] = {}
-    for block in DOCUMENT.read_text().split("```python\n")[1:]:
-        first, _, code = block.partition("```")[0].partition("\n")
-        assert first.startswith("# "), first
-        files[first[2:]] = files.get(first[2:], "") + code + "\n\n"
-    for name, code in files.items():
-        (pytester.path / name).write_text(code)
-
-    result = run_suite()
-
-    tests = sum(code.count("\ndef test_") for code in files.values())
-    assert tests >= 6
-    result.assert_outcomes(passed=tests)

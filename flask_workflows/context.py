@@ -383,7 +383,8 @@ class WorkflowContext:
     def map(self, function: Callable[[T], R], items: Iterable[T], *, max_workers: int | None = None) -> list[R]:
         """Call a step, or another function, for each item, several side by side; answer the results in their order.
 
-        As `parallel` otherwise. The items must be the same on every execution, as they are if a step returned them.
+        As `parallel` otherwise. The items must be the same on every execution, as they are if a step returned them; a
+        set is refused, as its order is not.
         """
         from .branches import run_parallel
         from .definition import place_of
@@ -391,6 +392,8 @@ class WorkflowContext:
 
         if not callable(function):
             raise TypeError(f"ctx.map() takes a function and items, not {function!r}")
+        if isinstance(items, set | frozenset):
+            raise TypeError("ctx.map() takes items in an order, which a set has not: write sorted(…) around it")
         calls = [partial(function, item) for item in items]
         place = place_of(function)
         single = isinstance(function, Step)

@@ -119,6 +119,14 @@ def transactional(name: str) -> str:
 
 
 @workflows.step(transactional=True)
+def tally(number: int) -> int:
+    """Write an effect of its own for each number, and take a few milliseconds for it."""
+    time.sleep(0.004)
+    write_effect(str(number))
+    return 2 * number
+
+
+@workflows.step(transactional=True)
 def slow_transaction(seconds: float) -> None:
     """Write, and hold what that locks for a while."""
     note("writing")
@@ -207,6 +215,21 @@ def parent() -> str:
     plain("3")
     transactional("4")
     return plain("5")
+
+
+@workflows.workflow
+def fanned_out(ctx: WorkflowContext, count: int) -> list[int]:
+    return ctx.map(tally, range(count), max_workers=8)
+
+
+@workflows.workflow
+def grandparent(release: str) -> str:
+    return waiting_parent.start(release).result()
+
+
+@workflows.workflow
+def waiting_parent(release: str) -> str:
+    return waiting_for.start(release).result()
 
 
 @workflows.workflow

@@ -415,12 +415,30 @@ def test_number_of_branches_belongs_to_the_record(workflows: Workflows, clock: C
 
 
 @on_sqlite
-def test_keys_do_not_depend_on_hashes(tmp_path: Any) -> None:
+@pytest.mark.parametrize("items", [{1, 2}, frozenset({1, 2})])
+def test_b41_set_has_no_order_to_map_in(workflows: Workflows, items: Any) -> None:
+    @workflows.workflow(name="disordered")
+    def disordered(ctx: WorkflowContext) -> str:
+        try:
+            ctx.map(double, items)
+        except TypeError as error:
+            return str(error)
+        return "taken"
+
+    handle = disordered.spawn()
+    workflows.tick()
+
+    assert handle.output() == "ctx.map() takes items in an order, which a set has not: write sorted(…) around it"
+
+
+@on_sqlite
+def test_b41_keys_and_errors_do_not_depend_on_hashes(tmp_path: Any) -> None:
     program = """
 import sys
 from flask import current_app
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
+from flask_workflows import Retry
 from flask_workflows import Workflows
 app = Flask("hashes")
 app.config["SQLALCHEMY_DATABASE_URI"] = f"sqlite:///{sys.argv[1]}"
@@ -435,12 +453,18 @@ def measure(name: str) -> str:
 def hashes(ctx):
     ctx.map(measure, sorted({"a", "b", "c", "d"}))
     ctx.parallel(*[lambda name=name: [measure(name), measure(name)] for name in sorted({"x", "y", "z"})])
+    ctx.parallel(*[lambda name=name: fail(name) for name in {"one": 1, "two": 2, "three": 3}])
+
+@workflows.step(retry=Retry(attempts=1))
+def fail(name: str) -> None:
+    raise ValueError(f"no {name}")
 
 with app.app_context():
     db.create_all()
     handle = hashes.spawn()
     workflows.tick()
     print(sorted((step.key, str(step.output_json)) for step in workflows.details(handle.id).steps))
+    print(handle.run().error.message)
 """
     found = set()
     for seed in range(6):
@@ -454,4 +478,5 @@ with app.app_context():
         found.add(done.stdout)
 
     assert len(found) == 1
-    assert "1.3/measure" in found.pop()
+    assert "1.3/measure" in (said := found.pop())
+    assert said.endswith("no one\n")

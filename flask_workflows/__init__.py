@@ -3,6 +3,7 @@
 from .audit import By
 from .context import current_run
 from .context import WorkflowContext
+from .errors import DeadlineExceeded
 from .errors import InlineNeedsCommit
 from .errors import KeyBusy
 from .errors import KeyTaken
@@ -11,14 +12,17 @@ from .errors import NotCommitted
 from .errors import NotRegistered
 from .errors import RunCancelled
 from .errors import RunChanged
+from .errors import RunCompensated
 from .errors import RunFailed
 from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
 from .errors import RunNotLost
+from .errors import RunNotPaused
 from .errors import RunNotSleeping
 from .errors import SessionBusy
 from .errors import StepFailed
+from .errors import StepNotFound
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
 from .errors import UnregisteredEvent
@@ -46,6 +50,7 @@ from .signals import step_failed
 
 __all__ = [
     "By",
+    "DeadlineExceeded",
     "EmittedEvent",
     "Event",
     "EventMatch",
@@ -62,6 +67,7 @@ __all__ = [
     "Run",
     "RunCancelled",
     "RunChanged",
+    "RunCompensated",
     "RunDetails",
     "RunFailed",
     "RunFilter",
@@ -69,11 +75,13 @@ __all__ = [
     "RunNotFailed",
     "RunNotFound",
     "RunNotLost",
+    "RunNotPaused",
     "RunNotSleeping",
     "RunQuery",
     "RunStatus",
     "SessionBusy",
     "StepFailed",
+    "StepNotFound",
     "TransactionalRefused",
     "UncommittedBodyWrites",
     "UnregisteredEvent",

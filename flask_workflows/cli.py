@@ -421,13 +421,26 @@ def _read_delay(ctx: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--key", callback=_label, help="While an unfinished run has the key, start no other.")
 @click.option("--workspace", callback=_label, help="The workspace the run belongs to.")
 @click.option("--delay", callback=_read_delay, help="Begin later: in seconds, or 10m, 12h, 7d.")
+@click.option(
+    "--deadline", callback=_read_delay, help="Fail unless it has finished by then: in seconds, or 10m, 12h, 7d."
+)
 @_reason
-def start(name: str, text: str, key: str | None, workspace: str | None, delay: timedelta | None, reason: str) -> None:
+def start(
+    name: str,
+    text: str,
+    key: str | None,
+    workspace: str | None,
+    delay: timedelta | None,
+    deadline: timedelta | None,
+    reason: str,
+) -> None:
     """Start a run of the workflow NAME and print its id."""
     runtime = _importing_runtime()
     input = _json(text, "'--input'")
     try:
-        run_id, created = service.start(runtime, name, input, key=key, workspace=workspace, delay=delay, by=_by(reason))
+        run_id, created = service.start(
+            runtime, name, input, key=key, workspace=workspace, delay=delay, deadline=deadline, by=_by(reason)
+        )
     except (UndecodableValue, ValueRefused) as error:
         raise click.BadParameter(str(error), param_hint="'--input'") from error
 
@@ -490,6 +503,22 @@ def fork(run_id: str, from_step: str, reason: str) -> None:
     """Start a new run that takes over what a run recorded before a call."""
     runtime = _importing_runtime()
     _print_run(service.get(runtime, service.fork(runtime, run_id, from_step, _by(reason))))
+
+
+@workflows_group.command()
+@_run_id
+@_reason
+def pause(run_id: str, reason: str) -> None:
+    """Let nothing new of a run be executed until it is resumed."""
+    _print_run(service.pause(current_runtime(), run_id, by=_by(reason)))
+
+
+@workflows_group.command()
+@_run_id
+@_reason
+def resume(run_id: str, reason: str) -> None:
+    """Let a paused run go on."""
+    _print_run(service.resume(_importing_runtime(), run_id, by=_by(reason)))
 
 
 def _read_instant(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:

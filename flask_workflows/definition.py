@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace
+from datetime import datetime
 from datetime import timedelta
 from types import CellType
 from typing import Any
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING
 from typing import TypeVar
 
 from . import context
+from .durations import instant_ms
 from .durations import to_ms
 from .errors import DefinitionError
+from .errors import InvalidDuration
 from .names import check_label
 from .names import check_step_name
 from .names import check_workflow_name
@@ -117,11 +120,13 @@ class Step(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """How a run is started: `key`, `workspace`, `delay_ms`."""
+    """How a run is started; its deadline is at an instant, in ms, or so many ms after the start."""
 
     key: str | None = None
     workspace: str = ""
     delay_ms: int | None = None
+    deadline_at: int | None = None
+    deadline_ms: int | None = None
 
 
 class Workflow(Generic[P, R]):
@@ -141,6 +146,7 @@ class Workflow(Generic[P, R]):
         min_version: int | None,
         queue: str | None,
         strict: bool,
+        timeout: timedelta | float | None,
     ) -> None:
         named = _named(function)
         functools.update_wrapper(self, function)
@@ -160,6 +166,7 @@ class Workflow(Generic[P, R]):
             )
         self.queue = None if queue is None else check_label(queue, "queue")
         self.strict = strict
+        self.timeout_ms = None if timeout is None else _positive_ms(timeout, f"the timeout of the workflow {named}")
         self.description = _first_line(function)
         self.takes_context = context.takes_context(function)
         self.where = f"workflow {self.name!r}"
@@ -195,17 +202,27 @@ class Workflow(Generic[P, R]):
         return Start(self, StartOptions(), self._workflows).start_many(inputs)
 
     def using(
-        self, *, key: str | None = None, workspace: str | int | None = None, delay: timedelta | float | None = None
+        self,
+        *,
+        key: str | None = None,
+        workspace: str | int | None = None,
+        delay: timedelta | float | None = None,
+        deadline: timedelta | float | datetime | None = None,
     ) -> Start[P, R]:
         """Options for the next start.
 
         While an unfinished run of this workflow and workspace has the `key`, starting again answers that run.
-        `delay`, a timedelta or seconds, lets the run sleep first.
+        `delay`, a timedelta or seconds, lets the run sleep first. A run that has not finished at its `deadline`, an
+        aware datetime, or a timedelta or seconds from the start, fails with `DeadlineExceeded`; where the workflow has
+        a `timeout` too, the earlier counts.
         """
+        at = instant_ms(deadline, what="the deadline") if isinstance(deadline, datetime) else None
         options = StartOptions(
             key=None if key is None else check_label(key, "key"),
             workspace="" if workspace is None else check_label(as_text(workspace), "workspace"),
             delay_ms=None if delay is None else to_ms(delay, what="the delay"),
+            deadline_at=at,
+            deadline_ms=None if at is not None or deadline is None else _positive_ms(deadline, "the deadline"),
         )
         return Start(self, options, self._workflows)
 
@@ -235,15 +252,27 @@ class Start(Generic[P, R]):
     def using(self, **changes: Any) -> Start[P, R]:
         """These options with some changed."""
         given = self.workflow.using(**changes).options
-        kept = {name: getattr(given, _FIELDS[name]) for name in changes}
-        return replace(self, options=replace(self.options, **{_FIELDS[name]: value for name, value in kept.items()}))
+        fields = [field for name in changes for field in _FIELDS[name]]
+        return replace(self, options=replace(self.options, **{field: getattr(given, field) for field in fields}))
 
 
-_FIELDS = {"key": "key", "workspace": "workspace", "delay": "delay_ms"}
+_FIELDS = {
+    "key": ("key",),
+    "workspace": ("workspace",),
+    "delay": ("delay_ms",),
+    "deadline": ("deadline_at", "deadline_ms"),
+}
 
 
 def as_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _positive_ms(span: Any, what: str) -> int:
+    milliseconds = to_ms(span, what=what)
+    if milliseconds == 0:
+        raise InvalidDuration(f"{what} is {span!r}: write at least a millisecond")
+    return milliseconds
 
 
 def _first_line(function: Callable[..., Any]) -> str:

@@ -28,6 +28,8 @@ from . import undo
 from .apps import QuietContext
 from .cause import cause_of
 from .context import WorkflowContext
+from .durations import from_ms
+from .errors import DeadlineExceeded
 from .errors import NonDeterminismError
 from .errors import NotRegistered
 from .errors import UncommittedBodyWrites
@@ -38,6 +40,8 @@ from .execution import Execution
 from .interrupts import Broken
 from .interrupts import Cancelling
 from .interrupts import Interrupt
+from .interrupts import OutOfTime
+from .interrupts import Pausing
 from .interrupts import Suspended
 from .redaction import redact_text
 from .runs import FINISHED
@@ -108,6 +112,10 @@ class Engine:
         run = execution.run
         if execution.cancel_requested:
             return Outcome(Change("cancelled", finished=True))
+        if execution.pause_requested:
+            return _paused(execution)
+        if execution.is_out_of_time():
+            return _out_of_time(execution)
         if run.losses and run.attempts >= run.max_attempts:
             return _failed(run, _lost(execution), attempts=run.attempts)
         workflow = self._runtime.registry.resume(run.workflow, run.version)
@@ -123,15 +131,15 @@ class Engine:
     def _undo(self, execution: Execution) -> Outcome:
         """Execute what was pushed for the case that the run fails or is cancelled."""
         run = execution.run
+        if execution.pause_requested:
+            return _paused(execution)
         lost = _lost(execution) if run.losses and run.attempts >= run.max_attempts else None
         ended = undo.undo(WorkflowContext(self._runtime, execution), execution, lost)
         if isinstance(ended, Change):
             return Outcome(ended, described=None if ended.error is None else json.loads(ended.error))
         if isinstance(ended, Suspended):
             return Outcome(ended.change._replace(undoing=run.undoing, error=_error_in(run.undoing)), ended.write)
-        if isinstance(execution.interrupt, Broken):
-            self._runtime.store.complain("left to its lease", execution.interrupt.error, run_id=run.id)
-        return NOTHING
+        return self._stopped(execution)
 
     def _call(
         self, execution: Execution, workflow: Workflow[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -179,8 +187,16 @@ class Engine:
             return Outcome(interrupt.change, interrupt.write, waits=interrupt.waits, waiting=interrupt.waiting)
         if isinstance(interrupt, Cancelling):
             return Outcome(Change("cancelled", finished=True))
-        if isinstance(interrupt, Broken):
-            self._runtime.store.complain("left to its lease", interrupt.error, run_id=execution.run.id)
+        if isinstance(interrupt, OutOfTime):
+            return _out_of_time(execution)
+        return self._stopped(execution)
+
+    def _stopped(self, execution: Execution) -> Outcome:
+        """Whatever the run was at, somebody asked for it to be paused, or it is not ours."""
+        if isinstance(execution.interrupt, Pausing):
+            return _paused(execution)
+        if isinstance(execution.interrupt, Broken):
+            self._runtime.store.complain("left to its lease", execution.interrupt.error, run_id=execution.run.id)
         return NOTHING
 
     def _raised(self, execution: Execution, error: BaseException) -> Outcome:
@@ -272,6 +288,23 @@ def _failed(
     return Outcome(change, described=described)
 
 
+def _paused(execution: Execution) -> Outcome:
+    """It is due at once, which is to say when it is resumed."""
+    run = execution.run
+    losses = 0 if execution.progressed else run.losses
+    error = _error_in(run.undoing)
+    change = Change("pending", error=error, attempts=execution.attempts, losses=losses, due_in=0, undoing=run.undoing)
+    return Outcome(change)
+
+
+def _out_of_time(execution: Execution) -> Outcome:
+    run = execution.run
+    error = DeadlineExceeded(
+        f"the run had not finished at its deadline, {from_ms(run.deadline_at or 0):%Y-%m-%d %H:%M:%S} UTC"
+    )
+    return _failed(run, failures.describe(error, "deadline", frames=False), attempts=execution.attempts)
+
+
 def _lost(execution: Execution) -> dict[str, Any]:
     """What to say of a run that took its worker with it at each attempt."""
     step = execution.unfinished()
@@ -284,12 +317,18 @@ def _lost(execution: Execution) -> dict[str, Any]:
 
 
 def _warn_swallowed(execution: Execution) -> None:
-    if isinstance(execution.interrupt, Suspended | Cancelling):
+    if isinstance(execution.interrupt, Suspended | Cancelling | Pausing | OutOfTime):
         logger.warning(
             "run %s of %s: its code caught the %s that ends an execution; the run is %s all the same, but let "
             "BaseException pass (use `except Exception`, no `return` in finally)",
             execution.run.id,
             execution.run.workflow,
             type(execution.interrupt).__name__,
-            execution.interrupt.change.status if isinstance(execution.interrupt, Suspended) else "cancelled",
+            _become_of(execution.interrupt),
         )
+
+
+def _become_of(interrupt: Suspended | Cancelling | Pausing | OutOfTime) -> str:
+    if isinstance(interrupt, Suspended):
+        return interrupt.change.status
+    return {Cancelling: "cancelled", Pausing: "paused", OutOfTime: "failed"}[type(interrupt)]

@@ -139,6 +139,10 @@ class RunNotSleeping(WorkflowsError):
     """Only a sleeping run can be woken."""
 
 
+class RunNotPaused(WorkflowsError):
+    """Only a paused run can be resumed."""
+
+
 class RunNotLost(WorkflowsError):
     """Only a run whose worker is lost can be released."""
 
@@ -171,6 +175,10 @@ class RunFailed(WorkflowsError):
         self.run_id = run_id
         self.error_type = error_type
         self.message = message
+
+
+class DeadlineExceeded(WorkflowsError):
+    """The run had not finished at its deadline. It is what such a run fails with."""
 
 
 class RunCancelled(WorkflowsError):

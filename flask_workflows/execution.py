@@ -32,13 +32,18 @@ from .interrupts import Broken
 from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import LeaseLost
+from .interrupts import OutOfTime
+from .interrupts import Pausing
 from .interrupts import Suspended
 from .names import path_of
 from .store import Busy
 from .store import CancelAsked
 from .store import Change
 from .store import ClaimedRun
+from .store import Fenced
+from .store import Lease
 from .store import LeaseGone
+from .store import Seen
 from .store import StepWrite
 from .store import Store
 from .store import StoredStep
@@ -112,7 +117,7 @@ class Branch:
     def may_start(self) -> None:
         """Write what is held and make sure the run is still ours, before something new happens.
 
-        Raises `LeaseLost`, or `Cancelling` when the run is to be cancelled.
+        Raises `LeaseLost`, or `Cancelling`, `Pausing` or `OutOfTime` where nothing new may happen.
         """
         execution = self.execution
         if self._held is not None:
@@ -121,8 +126,9 @@ class Branch:
             execution.look()
         if self.interrupt is not None:
             raise self.interrupt
-        if execution.cancel_requested and not execution.undoing:
-            execution.stop(Cancelling())
+        stop = execution.asked_to_stop()
+        if stop is not None:
+            execution.stop(stop)
 
     def hold(self, write: StepWrite, started: float, *, progress: bool = True) -> None:
         """Keep a finished call until the next one; it is written at the latest `HOLD_MS` from now.
@@ -170,7 +176,7 @@ class Branch:
                 fenced = store.record(*ours, [timed], touch=not execution.touched)
             else:
                 fenced = store.record_in(connection, *ours, timed, touch=not execution.touched)
-            execution.cancel_requested = execution.cancel_requested or fenced.cancel_requested_at is not None
+            execution.hear(fenced)
             return fenced.isolation
 
         with self._lock:
@@ -303,7 +309,7 @@ class Branch:
         execution.touched = True
         # From before the question: the process may have been stopped since the answer.
         execution.was_heard(asked)
-        execution.cancel_requested = execution.cancel_requested or fenced.cancel_requested_at is not None
+        execution.hear(fenced)
 
     def _show(self, *, patient: bool = True) -> None:
         flying, execution = self._in_flight, self.execution
@@ -333,6 +339,7 @@ class Execution:
         #: Errors that come from recorded failures, with those: left uncaught they fail the run at once.
         self.recorded_errors: list[tuple[BaseException, dict[str, Any]]] = []
         self.cancel_requested = run.cancel_requested_at is not None
+        self.pause_requested = run.paused_at is not None
         #: Whether the outcome is stored, so that nothing is left to renew.
         self.settled = False
         #: Whether this execution stored a call, which makes the count of attempts start again.
@@ -409,12 +416,12 @@ class Execution:
         """Write calls of several branches together."""
         asked = self.store.ticks()
         with self.guarding():
-            if self.interrupt is not None:
+            if isinstance(self.interrupt, LeaseLost | Broken):
                 return
             fenced = self.store.record(self.run.id, self.run.epoch, writes, touch=not self.touched)
             self.touched = True
             self._heard = asked
-            self.cancel_requested = self.cancel_requested or fenced.cancel_requested_at is not None
+            self.hear(fenced)
 
     def write(self, operation: Callable[[str, int], T]) -> T:
         """Do a fenced write, given the run and its epoch."""
@@ -436,6 +443,25 @@ class Execution:
             self.interrupt = interrupt
         raise self.interrupt
 
+    def hear(self, said: Fenced | Lease | Seen) -> None:
+        """The database said what is asked of the run."""
+        self.cancel_requested = self.cancel_requested or said.cancel_requested_at is not None
+        # Unlike cancelling, that may be taken back.
+        self.pause_requested = said.paused_at is not None
+
+    def asked_to_stop(self) -> Interrupt | None:
+        """Why nothing new may happen to the run; null where it may."""
+        if self.cancel_requested and not self.undoing:
+            return Cancelling()
+        if self.pause_requested:
+            return Pausing()
+        return OutOfTime() if self.is_out_of_time() else None
+
+    def is_out_of_time(self) -> bool:
+        """Whether the run's deadline has passed; what is being undone has none."""
+        deadline = self.run.deadline_at
+        return deadline is not None and not self.undoing and self.now_ms() >= deadline
+
     def is_stale(self) -> bool:
         return self.store.ticks() - self._heard > STALE_MS
 
@@ -448,11 +474,11 @@ class Execution:
         asked = self.store.ticks()
         with self.guarding():
             seen = self.store.look(self.run.id)
-        if seen is None or seen[0] != self.run.epoch:
+        if seen is None or seen.epoch != self.run.epoch:
             self.stop(LeaseLost())
         else:
             self._heard = asked
-            self.cancel_requested = self.cancel_requested or seen[2] is not None
+            self.hear(seen)
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
@@ -517,11 +543,11 @@ class Execution:
         """Whether nothing ended the execution yet."""
         return self.interrupt is None and not self.settled
 
-    def heard(self, cancel_requested: bool, asked: float) -> None:
+    def renewed_by(self, lease: Lease, asked: float) -> None:
         """The lease was renewed, which also shows the run as running. It counts from when that was asked for."""
         self.touched = self.touched or (self.run.attempts == 0 and self.run.losses == 0)
         self.renewed = self._heard = asked
-        self.cancel_requested = self.cancel_requested or cancel_requested
+        self.hear(lease)
 
     def lose(self) -> None:
         """The run is somebody else's."""

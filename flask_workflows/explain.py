@@ -150,7 +150,9 @@ class Why:
 
 
 def state(run: Run, open_steps: Sequence[Step] = ()) -> str:
-    """The status to show: the run's own word, or "retrying", "cancelling" or "undoing"."""
+    """The status to show: the run's own word, or "paused", "retrying", "cancelling" or "undoing"."""
+    if run.paused:
+        return "paused"
     if run.undoing:
         return "undoing"
     if run.cancelling:
@@ -192,6 +194,8 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
     """What the run is doing, in a few words."""
     step = main_step(run, open_steps)
     match state(run, open_steps):
+        case "paused":
+            return _paused_line(run)
         case "undoing":
             return ("undoes what it did, then ends", *_because(run.error))
         case "cancelling":
@@ -214,6 +218,13 @@ def now_doing(run: Run, open_steps: Sequence[Step], around: Surroundings) -> Tex
             return _ended("cancelled", run)
         case _:
             return ()
+
+
+def _paused_line(run: Run) -> Text:
+    since = Instant(run.paused_at or run.updated_at, "ago")
+    if run.worker is not None:
+        return ("pauses before its next step, asked ", since)
+    return ("paused ", since, ", goes on when it is resumed")
 
 
 def _ended(word: str, run: Run) -> Text:
@@ -304,7 +315,7 @@ def _failure(error: RunError | None, around: Surroundings, *, limit: int) -> Tex
 
 
 #: Errors of the engine's own, whose messages hold nothing of the app's.
-_ENGINES_OWN = ("lost", "nondeterminism", "version")
+_ENGINES_OWN = ("lost", "nondeterminism", "version", "deadline")
 
 
 def _said(error: RunError, around: Surroundings, *, limit: int) -> str:
@@ -384,6 +395,8 @@ def why(
     """
     step = main_step(run, open_steps)
     match state(run, open_steps):
+        case "paused":
+            return _why_paused(run, step)
         case "undoing":
             return _why_undoing(run, step)
         case "cancelling":
@@ -535,6 +548,16 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
     elif step is not None:
         again = (*capital(numbered(step)), f", then starts again, attempt {run.attempts + 2} of {run.max_attempts}.")
     return Why(headline, _sentences(over, again, _losses(run)), "release")
+
+
+def _why_paused(run: Run, step: Step | None) -> Why:
+    since = Instant(run.paused_at or run.updated_at, "ago")
+    if run.worker is not None:
+        more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
+        return Why(("Pausing was asked for ", since, "; the run stops before its next step."), more, "resume")
+    due = run.due_at or run.paused_due_at
+    following: Text = () if due is None else ("Resumed, it goes on ", Instant(due, "in"), ".")
+    return Why(("Paused ", since, ": nothing of it is executed until it is resumed."), following, "resume")
 
 
 def _why_undoing(run: Run, step: Step | None) -> Why:

@@ -263,18 +263,20 @@ class Workflows:
         min_version: int | None = None,
         queue: str | None = None,
         strict: bool = True,
+        timeout: timedelta | float | None = None,
     ) -> _Declare: ...
 
     def workflow(self, function: Any = None, /, **options: Any) -> Any:
         """Declare a workflow: a plain function whose first parameter may be the context.
 
         Runs are started on `version` and resumed on it, or on code whose `min_version` is not above theirs. `queue`
-        is served by the workers that name it. `strict=False` matches recorded calls by key, not by order.
+        is served by the workers that name it. `strict=False` matches recorded calls by key, not by order. A run that
+        has not finished when the `timeout`, a timedelta or seconds from its start, is over fails with
+        `DeadlineExceeded`.
         """
 
         def declare(function: Callable[..., Any]) -> Workflow[Any, Any]:
-            settings = {"name": None, "version": 1, "min_version": None, "queue": None, "strict": True, **options}
-            workflow: Workflow[Any, Any] = Workflow(self, function, **settings)
+            workflow: Workflow[Any, Any] = Workflow(self, function, **{**_WORKFLOW, **options})
             self.registry.add_workflow(workflow)
             return workflow
 
@@ -328,13 +330,14 @@ class Workflows:
         key: str | None = None,
         workspace: str | int | None = None,
         delay: timedelta | float | None = None,
+        deadline: timedelta | float | datetime | None = None,
     ) -> Handle[R]:
         """Start a run of a workflow, by name or as declared, in `db.session`'s transaction.
 
         Raises `NotRegistered` for an unknown name.
         """
         known: Workflow[Any, Any] = self.registry.latest(workflow) if isinstance(workflow, str) else workflow
-        options = known.using(key=key, workspace=workspace, delay=delay).options
+        options = known.using(key=key, workspace=workspace, delay=delay, deadline=deadline).options
         return self._start_call(known, options, (), dict(input or {}))
 
     def spawn(
@@ -346,10 +349,11 @@ class Workflows:
         key: str | None = None,
         workspace: str | int | None = None,
         delay: timedelta | float | None = None,
+        deadline: timedelta | float | datetime | None = None,
     ) -> Handle[R]:
         """As `start`, in a transaction of its own, committed at once."""
         known: Workflow[Any, Any] = self.registry.latest(workflow) if isinstance(workflow, str) else workflow
-        options = known.using(key=key, workspace=workspace, delay=delay).options
+        options = known.using(key=key, workspace=workspace, delay=delay, deadline=deadline).options
         return self._spawn_call(known, options, (), dict(input or {}))
 
     def _start_call(
@@ -447,6 +451,18 @@ class Workflows:
         """
         return self.handle(service.fork(current_runtime(), run_id, from_step, by))
 
+    def pause(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
+        """Let nothing new of a run be executed until it is resumed; a step under way may still be stored.
+
+        Events, messages and timers come as ever, and count once it is resumed; so does its deadline. Pausing a paused
+        run changes nothing. Raises `RunFinished`, `RunNotFound`, `RunChanged`.
+        """
+        return service.pause(current_runtime(), run_id, epoch, by)
+
+    def resume(self, run_id: str, *, epoch: int | None = None, by: By | None = None) -> Run:
+        """Let a paused run go on. Raises `RunNotPaused`, `RunNotFound`, `RunChanged`."""
+        return service.resume(current_runtime(), run_id, epoch, by)
+
     def wake(self, run_id: str, *, epoch: int | None = None, at: datetime | None = None, by: By | None = None) -> Run:
         """End a run's sleep now, or `at` another instant.
 
@@ -500,6 +516,9 @@ class Workflows:
             yield
         finally:
             self._tick_ms = before
+
+
+_WORKFLOW = {"name": None, "version": 1, "min_version": None, "queue": None, "strict": True, "timeout": None}
 
 
 class _Declare(Protocol):

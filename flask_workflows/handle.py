@@ -122,6 +122,14 @@ class Handle(Generic[R]):
         """As `Workflows.retry`."""
         return service.retry(self._runtime, self.id, by=by)
 
+    def pause(self, *, by: By | None = None) -> Run:
+        """As `Workflows.pause`."""
+        return service.pause(self._runtime, self.id, by=by)
+
+    def resume(self, *, by: By | None = None) -> Run:
+        """As `Workflows.resume`."""
+        return service.resume(self._runtime, self.id, by=by)
+
     def _result_of(self, run: Run) -> R:
         if run.status is RunStatus.CANCELLED:
             raise RunCancelled(f"run {self.id} was cancelled, so it has no result")

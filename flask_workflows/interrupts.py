@@ -39,6 +39,14 @@ class Cancelling(Interrupt):
     """The run is to be cancelled: no further step starts."""
 
 
+class Pausing(Interrupt):
+    """The run is to be paused: no further step starts until it is resumed."""
+
+
+class OutOfTime(Interrupt):
+    """The run's deadline has passed: no further step starts."""
+
+
 class Broken(Interrupt):
     """The store failed in a way that is no fault of the workflow; the run is left to its lease."""
 

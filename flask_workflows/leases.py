@@ -107,7 +107,7 @@ class LeaseKeeper:
         asked = self._store.ticks()
         renewed, lost = self._store.renew(held)
         for lease in renewed:
-            by_id[lease.id].heard(lease.cancel_requested_at is not None, asked)
+            by_id[lease.id].renewed_by(lease, asked)
         for run_id in lost:
             if by_id[run_id].ours():
                 logger.warning("the lease of run %s was lost: it is executed elsewhere, or was ended", run_id)

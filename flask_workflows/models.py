@@ -61,6 +61,12 @@ runs = sa.Table(
     sa.Column("undoing", sa.Text),
     #: 1 once another run waits for its end, which is then told by an event.
     sa.Column("watched", sa.SmallInteger, nullable=False, server_default="0"),
+    #: Since when nothing new of it is executed; null unless it is paused.
+    sa.Column("paused_at", Millis),
+    #: The `due_at` it goes on with when it is resumed.
+    sa.Column("paused_due_at", Millis),
+    #: When it fails unless it has finished; null where it may take as long as it takes.
+    sa.Column("deadline_at", Millis),
     sa.PrimaryKeyConstraint("id", name="workflow_runs_pkey"),
 )
 
@@ -95,6 +101,8 @@ _child = runs.c.parent_id.is_not(None)
 sa.Index("workflow_runs_parent", runs.c.parent_id, runs.c.id, postgresql_where=_child, sqlite_where=_child)
 _fork = runs.c.forked_from.is_not(None)
 sa.Index("workflow_runs_forks", runs.c.forked_from, runs.c.id, postgresql_where=_fork, sqlite_where=_fork)
+_paused = runs.c.paused_at.is_not(None)
+sa.Index("workflow_runs_paused", runs.c.id, postgresql_where=_paused, sqlite_where=_paused)
 _failed = runs.c.cause.is_not(None)
 sa.Index("workflow_runs_cause", runs.c.cause, runs.c.id, postgresql_where=_failed, sqlite_where=_failed)
 

@@ -104,7 +104,7 @@ class Tally:
 
 def declare(workflows: Workflows) -> Workflow[Any, Any]:
     """The workflow, for a registry."""
-    return Workflow(workflows, bulk, name=BULK, version=1, min_version=None, queue=None, strict=True)
+    return Workflow(workflows, bulk, name=BULK, version=1, min_version=None, queue=None, strict=True, timeout=None)
 
 
 def bulk(ctx: WorkflowContext, order: Order, expected: int) -> Tally:

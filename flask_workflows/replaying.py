@@ -165,6 +165,8 @@ def _claimed(runtime: Runtime, run: Run) -> ClaimedRun:
         created_at=created,
         started_at=_ms(run.started_at) if run.started_at is not None else created,
         cancel_requested_at=None,
+        paused_at=None,
+        deadline_at=None,
         undoing=None,
         now=_ms(run.updated_at),
         taken_over=False,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from alembic.script import ScriptDirectory
 
 #: What each revision made that none before it has, oldest first.
-_MARKS = (models.runs, models.waits, models.audit, models.runs.c.parent_id)
+_MARKS = (models.runs, models.waits, models.audit, models.runs.c.parent_id, models.runs.c.paused_at)
 
 #: Alembic's Config. Not bound to it: Flask-Migrate's type stubs know one of their own.
 AlembicConfig = TypeVar("AlembicConfig")

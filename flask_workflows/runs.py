@@ -251,6 +251,12 @@ class Run:
     forked_from: str | None = None
     #: Whether it is, or was, undone: it pushed something with `on_failure`, and failed or was cancelled.
     undone: bool = False
+    #: Since when nothing new of it is executed; null unless it is paused.
+    paused_at: datetime | None = None
+    #: The `due_at` it goes on with once it is resumed.
+    paused_due_at: datetime | None = None
+    #: When it fails unless it has finished.
+    deadline_at: datetime | None = None
     input_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
     output_json: str | NotLoaded | None = field(default=NOT_LOADED, repr=False)
 
@@ -272,6 +278,11 @@ class Run:
     def cancelling(self) -> bool:
         """Cancelling was asked for, and its worker has not stopped it yet."""
         return self.cancel_requested_at is not None and not self.finished
+
+    @property
+    def paused(self) -> bool:
+        """Nothing new of it is executed; where a worker holds it, the step under way may still be stored."""
+        return self.paused_at is not None
 
     @property
     def undoing(self) -> bool:

@@ -29,6 +29,7 @@ from .errors import RunFinished
 from .errors import RunNotFailed
 from .errors import RunNotFound
 from .errors import RunNotLost
+from .errors import RunNotPaused
 from .errors import RunNotSleeping
 from .errors import StepNotFound
 from .forgetting import failed_last
@@ -197,7 +198,8 @@ def retry(
 def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *, new: str | None = None) -> str:
     """Start a new run that takes over what another recorded before a call, and goes on from there; answer its id.
 
-    The other stays as it is. The new run has its workflow, version, input, queue and workspace, but no key. With `new`,
+    The other stays as it is. The new run has its workflow, version, input, queue and workspace, but no key, and the
+    workflow's own time-out. With `new`,
     an id made by `new_id`, it is done once however often it is asked for. Raises `RunNotFound` and `StepNotFound`.
     """
     run = get(runtime, run_id)
@@ -209,6 +211,7 @@ def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *,
     if _exists(runtime, new):
         return new
     runtime.sessions.refuse_if_busy("fork()")
+    workflow = runtime.registry.resume(run.workflow, run.version)
     made = NewRun(
         id=new,
         workflow=run.workflow,
@@ -219,6 +222,7 @@ def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *,
         input=str(run.input_json),
         max_attempts=run.max_attempts,
         delay_ms=None,
+        deadline_ms=None if workflow is None else workflow.timeout_ms,
     )
     try:
         runtime.actions.fork(made, run_id, kept, from_step, by)
@@ -258,6 +262,48 @@ def wake(
         raise _changed(run_id)
     runtime.announce()
     return get(runtime, run_id)
+
+
+def pause(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
+    """Let nothing new of a run be executed until it is resumed; one that is executed now stops before its next step.
+
+    What it waits for still ends its wait, but it goes on only then; its deadline is looked at then, too. A paused run
+    stays as it is. Raises `RunFinished` where it has ended, or is to end.
+    """
+    run = get(runtime, run_id)
+    if run.paused:
+        return run
+    _refuse_ending(run, "paused")
+    runtime.sessions.refuse_if_busy("pause()")
+    if not runtime.actions.pause(run_id, epoch, by):
+        after = get(runtime, run_id)
+        if after.paused and epoch in (None, after.epoch):
+            return after
+        _refuse_ending(after, "paused")
+        raise _changed(run_id)
+    return get(runtime, run_id)
+
+
+def resume(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None = None) -> Run:
+    """Let a paused run go on. Raises `RunNotPaused` of any other."""
+    run = get(runtime, run_id)
+    if not run.paused:
+        raise RunNotPaused(f"run {run_id} is {run.status}, and not paused: there is nothing to resume")
+    runtime.sessions.refuse_if_busy("resume()")
+    if not runtime.actions.resume(run_id, epoch, by):
+        after = get(runtime, run_id)
+        if not after.paused:
+            raise RunNotPaused(f"run {run_id} was resumed, or ended, just now: it is {after.status}")
+        raise _changed(run_id)
+    runtime.announce()
+    return get(runtime, run_id)
+
+
+def _refuse_ending(run: Run, what: str) -> None:
+    if run.finished:
+        raise RunFinished(f"run {run.id} is {run.status}: it cannot be {what}")
+    if run.cancelling and not run.undoing:
+        raise RunFinished(f"run {run.id} is being cancelled: it cannot be {what}")
 
 
 def lost_after(runtime: Runtime) -> timedelta:
@@ -315,6 +361,8 @@ def new_run(
         input=workflow.codec.dump_call(args, kwargs, where=workflow.where, max_bytes=config.max_payload_bytes),
         max_attempts=config.max_attempts,
         delay_ms=options.delay_ms,
+        deadline_at=options.deadline_at,
+        deadline_ms=min((ms for ms in (options.deadline_ms, workflow.timeout_ms) if ms is not None), default=None),
     )
 
 
@@ -335,6 +383,7 @@ def start(
     key: str | None = None,
     workspace: str | int | None = None,
     delay: timedelta | float | None = None,
+    deadline: timedelta | float | datetime | None = None,
     run_id: str | None = None,
     by: By | None = None,
     own: bool = False,
@@ -349,7 +398,7 @@ def start(
     known = runtime.registry.latest(workflow)
     if runtime.registry.is_own(workflow) and not own:
         raise NotRegistered(f"{workflow!r} is a workflow of the package's own: it is not started by hand")
-    options = known.using(key=key, workspace=workspace, delay=delay).options
+    options = known.using(key=key, workspace=workspace, delay=delay, deadline=deadline).options
     text = value_codec(noun="input").dump(input, where=known.where, max_bytes=runtime.config.max_payload_bytes)
     args, kwargs = known.codec.load_call(text, where=known.where, stored=False)
     run = new_run(runtime, known, options, args, kwargs)

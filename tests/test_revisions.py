@@ -51,6 +51,7 @@ FILES = [
     "workflows_0002_events.py",
     "workflows_0003_audit.py",
     "workflows_0004_children.py",
+    "workflows_0005_pause.py",
 ]
 TITLES = [
     "Create the tables of Flask-Workflows.",
@@ -558,7 +559,7 @@ def test_tables_made_by_create_all_are_refused(young_shop: Shop, database_url: s
 
     assert "the database has the table workflow_runs" in message
     assert "no revision workflows_0001" in message
-    assert "`flask db stamp workflows_0004`" in message
+    assert "`flask db stamp workflows_0005`" in message
 
 
 def test_the_revision_to_stamp_is_the_one_that_made_what_is_there(

@@ -7,8 +7,11 @@
 from .actions import Actions
 from .rows import Change
 from .rows import ClaimedRun
+from .rows import Fenced
+from .rows import Lease
 from .rows import NewEvent
 from .rows import NewRun
+from .rows import Seen
 from .rows import StepWrite
 from .rows import StoredStep
 from .rows import WaitWrite
@@ -25,10 +28,13 @@ __all__ = [
     "CancelAsked",
     "Change",
     "ClaimedRun",
+    "Fenced",
+    "Lease",
     "LeaseGone",
     "NewEvent",
     "NewRun",
     "Scope",
+    "Seen",
     "StepWrite",
     "Store",
     "StoredStep",

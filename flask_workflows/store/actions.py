@@ -134,6 +134,29 @@ class Actions:
 
         return self._on_run(run_id, epoch, act)
 
+    def pause(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
+        """Put a run aside, or let the one that executes it do so; false when it has ended, or is to end or paused."""
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            for statement, after in ((sql.PAUSE_IDLE, "paused"), (sql.PAUSE_RUNNING, "pausing")):
+                if execute(self._sql(statement), params).rowcount:
+                    self._note(execute, by, "pause", run_id, found, after=after)
+                    return True
+            return False
+
+        return self._on_run(run_id, epoch, act)
+
+    def resume(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
+        """Let a paused run go on; false when it is not paused."""
+
+        def act(execute: Execute, found: Found, params: dict[str, Any]) -> bool:
+            if not execute(self._sql(sql.RESUME_RUN), params).rowcount:
+                return False
+            self._note(execute, by, "resume", run_id, found, before="paused", after=found.status)
+            return True
+
+        return self._on_run(run_id, epoch, act)
+
     def wake(self, run_id: str, epoch: int | None, by: By | None = None) -> bool:
         """Make a sleeping run due now, and the timer it sleeps on; false when it does not sleep."""
 

@@ -27,7 +27,7 @@ _CLOCK = f"clock AS MATERIALIZED (SELECT {_NOW} AS ms)"
 _TICK = "(SELECT ms FROM clock)"
 
 _FENCE = """
-SELECT id, cancel_requested_at FROM workflow_runs
+SELECT id, cancel_requested_at, paused_at FROM workflow_runs
 WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL FOR NO KEY UPDATE
 """
 
@@ -95,7 +95,7 @@ class PostgreSQL:
     ) -> Fenced | None:
         sql.add_writes(params, writes)
         row = execute(_record_sql(len(writes), touch), params).fetchone()
-        return None if row is None else Fenced(row[0], row[1])
+        return None if row is None else Fenced(*row)
 
     def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
         sql.add_change(params, change)
@@ -208,7 +208,7 @@ FROM (
     FOR NO KEY UPDATE OF w SKIP LOCKED
 ) AS mine
 WHERE r.id = mine.id
-RETURNING r.id, r.epoch, r.cancel_requested_at
+RETURNING r.id, r.epoch, r.cancel_requested_at, r.paused_at
 """
 
 _CLAIM = """
@@ -255,7 +255,7 @@ def _record_sql(count: int, touch: bool) -> str:
     fence = sql.TOUCH_RUN if touch else _FENCE
     text = f"""
         WITH {_CLOCK}, fence AS ({fence}), recorded AS ({_steps_sql(count)})
-        SELECT cancel_requested_at, current_setting('transaction_isolation') FROM fence
+        SELECT cancel_requested_at, paused_at, current_setting('transaction_isolation') FROM fence
     """
     return PostgreSQL.sql(text.replace("{now}", _TICK))
 

@@ -20,6 +20,9 @@ class NewRun(NamedTuple):
     delay_ms: int | None
     #: The run whose body starts it.
     parent_id: str | None = None
+    #: When it fails unless it has finished: at an instant, or so many ms after its start; the earlier of both.
+    deadline_at: int | None = None
+    deadline_ms: int | None = None
 
 
 class ClaimedRun(NamedTuple):
@@ -40,6 +43,8 @@ class ClaimedRun(NamedTuple):
     created_at: int
     started_at: int
     cancel_requested_at: int | None
+    paused_at: int | None
+    deadline_at: int | None
     #: JSON of how it is to end once it is undone; null in every other run.
     undoing: str | None
     now: int
@@ -145,7 +150,18 @@ class Fenced(NamedTuple):
     """The reply to a fenced write that held."""
 
     cancel_requested_at: int | None
+    paused_at: int | None
     isolation: str | None = None
+
+
+class Seen(NamedTuple):
+    """A run as it is now, for who executes it."""
+
+    epoch: int
+    status: str
+    cancel_requested_at: int | None
+    finished_at: int | None
+    paused_at: int | None
 
 
 class Lease(NamedTuple):
@@ -154,6 +170,7 @@ class Lease(NamedTuple):
     id: str
     epoch: int
     cancel_requested_at: int | None
+    paused_at: int | None
 
 
 Row = tuple[Any, ...]

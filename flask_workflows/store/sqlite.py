@@ -117,7 +117,7 @@ class SQLite:
             row = execute(_RECORD, params).fetchone()
             if row is None:
                 return None
-            fenced = Fenced(row[0])
+            fenced = Fenced(*row)
         return fenced
 
     def settle(self, execute: Any, params: dict[str, Any], change: Change, writes: Sequence[StepWrite]) -> bool:
@@ -234,14 +234,15 @@ _RECORD = SQLite.sql(
     SELECT r.id, {sql.step_row(0, "text")} FROM workflow_runs r
     WHERE r.id = :run_id AND r.epoch = :epoch AND r.worker IS NOT NULL
     {sql.STEP_CONFLICT}
-    RETURNING (SELECT cancel_requested_at FROM workflow_runs WHERE id = :run_id)
+    RETURNING (SELECT cancel_requested_at FROM workflow_runs WHERE id = :run_id),
+        (SELECT paused_at FROM workflow_runs WHERE id = :run_id)
     """
 )
 
 _RENEW = """
 UPDATE workflow_runs SET due_at = {now} + :lease_ms, status = 'running', updated_at = {now}
 WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
-RETURNING id, epoch, cancel_requested_at
+RETURNING id, epoch, cancel_requested_at, paused_at
 """
 
 

@@ -14,20 +14,27 @@ from typing import Any
 from .rows import Change
 from .rows import StepWrite
 
+#: The earlier of an instant and so many ms from now.
+_DEADLINE = """CASE WHEN CAST(v.column12 AS bigint) <= clock.ms + CAST(v.column13 AS bigint) OR v.column13 IS NULL
+    THEN CAST(v.column12 AS bigint) ELSE clock.ms + CAST(v.column13 AS bigint) END"""
+_BEGINS = "clock.ms + CAST(v.column9 AS bigint)"
+
 INSERT_RUN = """
 INSERT INTO workflow_runs (id, workflow, version, queue, workspace, "key", live_key, status, input, epoch, due_at,
-    attempts, max_attempts, losses, created_at, updated_at, parent_id)
+    attempts, max_attempts, losses, created_at, updated_at, parent_id, deadline_at)
 SELECT v.column1, v.column2, CAST(v.column3 AS integer), v.column4, v.column5, v.column6, v.column6, v.column10,
-    v.column7, 0, clock.ms + CAST(v.column9 AS bigint), 0, CAST(v.column8 AS integer), 0, clock.ms, clock.ms,
-    v.column11
+    v.column7, 0, {due}, 0, CAST(v.column8 AS integer), 0, clock.ms, clock.ms, v.column11, {deadline}
 FROM (VALUES {rows}) AS v CROSS JOIN (SELECT {now} AS ms) AS clock
 WHERE 1 = 1
 ON CONFLICT (workflow, workspace, live_key) WHERE live_key IS NOT NULL DO NOTHING
 RETURNING id
 """
+INSERT_RUN = INSERT_RUN.replace("{due}", f"CASE WHEN {{deadline}} < {_BEGINS} THEN {{deadline}} ELSE {_BEGINS} END")
+INSERT_RUN = INSERT_RUN.replace("{deadline}", _DEADLINE)
 
 _RUN_ROW = """(:id{i}, :workflow{i}, :version{i}, :queue{i}, :workspace{i}, CAST(:key{i} AS text), :input{i},
-    :max_attempts{i}, :delay_ms{i}, :status{i}, CAST(:parent_id{i} AS text))"""
+    :max_attempts{i}, :delay_ms{i}, :status{i}, CAST(:parent_id{i} AS text), CAST(:deadline_at{i} AS bigint),
+    CAST(:deadline_ms{i} AS bigint))"""
 
 FIND_LIVE_KEY = """
 SELECT id FROM workflow_runs
@@ -49,11 +56,21 @@ ON CONFLICT (run_id, "key") DO UPDATE SET status = excluded.status, output = exc
     finished_at = excluded.finished_at, due_at = excluded.due_at
 """
 
-SETTLE_RUN = """
+_DUE = "coalesce(CAST(:run_due_at AS bigint), {now} + CAST(:run_due_in AS bigint))"
+
+#: Looked at again at the deadline, at the latest; what is being undone has none.
+_DUE = f"""CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL
+    WHEN CAST(:run_undoing AS text) IS NULL AND deadline_at < coalesce({_DUE}, deadline_at + 1) THEN deadline_at
+    ELSE {_DUE} END"""
+
+#: One that is paused is due only once it is resumed.
+SETTLE_RUN = f"""
 UPDATE workflow_runs SET status = :run_status, output = :run_output, error = :run_error, cause = :run_cause,
     attempts = CAST(:run_attempts AS integer), losses = CAST(:run_losses AS integer), worker = NULL,
-    due_at = coalesce(CAST(:run_due_at AS bigint), {now} + CAST(:run_due_in AS bigint)), updated_at = {now},
-    finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {now} END,
+    due_at = CASE WHEN paused_at IS NULL THEN {_DUE} END,
+    paused_due_at = CASE WHEN paused_at IS NOT NULL THEN {_DUE} END,
+    paused_at = CASE WHEN CAST(:run_finished AS integer) = 0 THEN paused_at END, updated_at = {{now}},
+    finished_at = CASE WHEN CAST(:run_finished AS integer) = 1 THEN {{now}} END,
     live_key = CASE WHEN CAST(:run_finished AS integer) = 1 THEN NULL ELSE live_key END,
     undoing = :run_undoing
 WHERE id = :run_id AND epoch = :epoch AND finished_at IS NULL
@@ -113,7 +130,7 @@ SELECT id FROM below ORDER BY id
 TOUCH_RUN = """
 UPDATE workflow_runs SET status = 'running', attempts = 0, losses = 0, updated_at = {now}
 WHERE id = :run_id AND epoch = :epoch AND worker IS NOT NULL
-RETURNING id, cancel_requested_at
+RETURNING id, cancel_requested_at, paused_at
 """
 
 FENCE = """
@@ -121,7 +138,7 @@ SELECT id FROM workflow_runs WHERE id = :run_id AND epoch = :epoch AND worker IS
 """
 
 LOOK = """
-SELECT epoch, status, cancel_requested_at, finished_at FROM workflow_runs WHERE id = :run_id
+SELECT epoch, status, cancel_requested_at, finished_at, paused_at FROM workflow_runs WHERE id = :run_id
 """
 
 #: What a claim does to each run it takes. The right-hand sides see the row as it was: a worker still named there
@@ -147,7 +164,7 @@ ORDER BY due_at LIMIT CAST(:limit AS integer)
 
 CLAIM_RETURNING = """{r}id, {r}workflow, {r}version, {r}queue, {r}workspace, {r}"key", {r}input, {r}status, {r}epoch,
     {r}attempts, {r}max_attempts, {r}losses, {r}created_at, {r}started_at, {r}cancel_requested_at,
-    {r}undoing, {r}due_at - CAST(:lease_ms AS bigint)"""
+    {r}paused_at, {r}deadline_at, {r}undoing, {r}due_at - CAST(:lease_ms AS bigint)"""
 
 NEXT_DUE = """
 SELECT min(due_at) FROM workflow_runs WHERE due_at IS NOT NULL AND {scope}
@@ -223,7 +240,8 @@ LIMIT 1
 
 #: A run as an operator's action finds it; `Found` in `actions`.
 LOCK = """
-SELECT status, epoch, workflow, workspace, due_at, cancel_requested_at, finished_at FROM workflow_runs
+SELECT status, epoch, workflow, workspace, coalesce(due_at, paused_due_at), cancel_requested_at, finished_at
+FROM workflow_runs
 WHERE id = :run_id {lock}
 """
 
@@ -234,6 +252,7 @@ EXISTS (SELECT 1 FROM workflow_steps s WHERE s.run_id = workflow_runs.id AND s.k
 
 CANCEL_IDLE = """
 UPDATE workflow_runs SET status = 'cancelled', epoch = epoch + 1, worker = NULL, due_at = NULL, live_key = NULL,
+    paused_at = NULL, paused_due_at = NULL,
     cancel_requested_at = coalesce(cancel_requested_at, {now}), finished_at = {now}, updated_at = {now}
 WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pending' OR due_at <= {now})
     AND undoing IS NULL AND NOT {pushed}
@@ -243,6 +262,7 @@ WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pend
 #: An idle run that has something to undo: a worker does that, then it ends.
 CANCEL_TO_UNDO = """
 UPDATE workflow_runs SET status = 'pending', epoch = epoch + 1, worker = NULL, due_at = {now},
+    paused_at = NULL, paused_due_at = NULL,
     cancel_requested_at = coalesce(cancel_requested_at, {now}), updated_at = {now}
 WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pending' OR due_at <= {now})
     AND undoing IS NULL AND cancel_requested_at IS NULL AND {pushed}
@@ -250,8 +270,33 @@ WHERE id = :run_id AND finished_at IS NULL AND (worker IS NULL OR status = 'pend
 """.replace("{pushed}", _PUSHED)
 
 CANCEL_RUNNING = """
-UPDATE workflow_runs SET cancel_requested_at = {now}, updated_at = {now}
+UPDATE workflow_runs SET cancel_requested_at = {now}, paused_at = NULL, paused_due_at = NULL, updated_at = {now}
 WHERE id = :run_id AND finished_at IS NULL AND cancel_requested_at IS NULL AND undoing IS NULL
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+#: One that nobody has begun to execute is put aside at once.
+PAUSE_IDLE = """
+UPDATE workflow_runs SET paused_at = {now}, paused_due_at = CASE WHEN worker IS NULL THEN due_at ELSE {now} END,
+    due_at = NULL, worker = NULL, epoch = epoch + 1, updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND paused_at IS NULL AND (worker IS NULL OR status = 'pending')
+    AND (cancel_requested_at IS NULL OR undoing IS NOT NULL)
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+#: As with cancelling, the owner may still store its step.
+PAUSE_RUNNING = """
+UPDATE workflow_runs SET paused_at = {now}, updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND paused_at IS NULL
+    AND (cancel_requested_at IS NULL OR undoing IS NOT NULL)
+    AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
+"""
+
+#: It may be due for something that came meanwhile. One that is executed has not paused yet, and goes on.
+RESUME_RUN = """
+UPDATE workflow_runs SET due_at = coalesce(due_at, paused_due_at), paused_at = NULL, paused_due_at = NULL,
+    epoch = epoch + CASE WHEN worker IS NULL THEN 1 ELSE 0 END, updated_at = {now}
+WHERE id = :run_id AND finished_at IS NULL AND paused_at IS NOT NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
 """
 
@@ -262,10 +307,11 @@ WHERE id = :run_id AND status IN ('waiting', 'sleeping') AND worker IS NULL AND 
 )
 """
 
+#: Without its deadline: who retries a run wants it to go on.
 RETRY_RUN = """
 UPDATE workflow_runs SET status = 'pending', epoch = epoch + 1, worker = NULL, attempts = 0, losses = 0,
-    error = NULL, output = NULL, cause = NULL, cancel_requested_at = NULL, finished_at = NULL, due_at = {now}, live_key = "key",
-    updated_at = {now}
+    error = NULL, output = NULL, cause = NULL, cancel_requested_at = NULL, finished_at = NULL, deadline_at = NULL,
+    due_at = {now}, live_key = "key", updated_at = {now}
 WHERE id = :run_id AND status IN ('failed', 'cancelled')
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
 """
@@ -289,11 +335,14 @@ DELETE FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 
 _AT = "CASE WHEN CAST(:at AS bigint) > {now} THEN CAST(:at AS bigint) ELSE {now} END"
 
+_WAKES = f"CASE WHEN undoing IS NULL AND deadline_at < {_AT} THEN deadline_at ELSE {_AT} END"
+
 WAKE_RUN = f"""
-UPDATE workflow_runs SET epoch = epoch + 1, due_at = {_AT}, updated_at = {{now}}
+UPDATE workflow_runs SET epoch = epoch + 1, due_at = CASE WHEN paused_at IS NULL THEN {_WAKES} END,
+    paused_due_at = CASE WHEN paused_at IS NOT NULL THEN {_WAKES} END, updated_at = {{now}}
 WHERE id = :run_id AND status = 'sleeping' AND worker IS NULL
     AND (CAST(:epoch AS integer) IS NULL OR epoch = CAST(:epoch AS integer))
-RETURNING due_at
+RETURNING coalesce(due_at, paused_due_at)
 """
 
 #: With the timer itself moved, no replay sleeps on.

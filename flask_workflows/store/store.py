@@ -37,6 +37,7 @@ from .rows import Ended
 from .rows import Fenced
 from .rows import Lease
 from .rows import NewRun
+from .rows import Seen
 from .rows import StepWrite
 from .rows import StoredStep
 from .rows import WaitWrite
@@ -468,11 +469,11 @@ class Store:
         row = self.patiently(lambda c: self.execute_on(c)(statement, params).fetchone())
         return None if row is None else (row[0], row[1])
 
-    def look(self, run_id: str) -> tuple[int, str, int | None, int | None] | None:
-        """Epoch, status, when cancelling was asked for, when it finished; null for an unknown run."""
+    def look(self, run_id: str) -> Seen | None:
+        """The run as it is now; null for an unknown one."""
         statement = self.dialect.sql(sql.LOOK)
         row = self.patiently(lambda c: self.execute_on(c)(statement, {"run_id": run_id}).fetchone())
-        return None if row is None else (row[0], row[1], row[2], row[3])
+        return None if row is None else Seen(*row)
 
     def settle(
         self,
@@ -523,11 +524,11 @@ class Store:
         if self.patiently(operation, together=several):
             return True
         seen = self.look(run_id)
-        if seen is None or seen[0] != epoch:
+        if seen is None or seen.epoch != epoch:
             raise LeaseGone
-        if tries > 1 and seen[1] == change.status:
+        if tries > 1 and seen.status == change.status:
             return True
-        if seen[3] is not None or seen[2] is None:
+        if seen.finished_at is not None or seen.cancel_requested_at is None:
             raise LeaseGone
         return False
 

@@ -104,6 +104,9 @@ def run_of(row: sa.RowMapping) -> Run:
         parent_id=row["parent_id"],
         forked_from=row["forked_from"],
         undone=row["undoing"] is not None,
+        paused_at=optional_instant(row["paused_at"]),
+        paused_due_at=optional_instant(row["paused_due_at"]),
+        deadline_at=optional_instant(row["deadline_at"]),
         input_json=row.get("input", NOT_LOADED),
         output_json=row.get("output", NOT_LOADED),
     )

@@ -617,10 +617,10 @@ def test_cancelled_run_says_since_when() -> None:
 
 
 def test_unknown_status_is_told_as_it_stands() -> None:
-    run = a_run(RunStatus.read("paused"))
+    run = a_run(RunStatus.read("frozen"))
 
     assert line(run) == ""
-    assert sentences(run)[0] == "Its status is paused, which this version of the package does not know."
+    assert sentences(run)[0] == "Its status is frozen, which this version of the package does not know."
 
 
 # Phrases -----------------------------------------------------------------------------------

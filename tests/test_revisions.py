@@ -58,6 +58,7 @@ TITLES = [
     "Add events, waits, published state and marks to Flask-Workflows.",
     "Add causes of failures, the audit and statistics to Flask-Workflows.",
     "Let runs have children, and wait for the end of others, in Flask-Workflows.",
+    "Let runs be paused, and have deadlines, in Flask-Workflows.",
 ]
 
 

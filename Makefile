@@ -7,7 +7,7 @@ VENV ?= .venv
 DIST ?= dist
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format types bench docs pictures build release clean
+.PHONY: demo test lint format types bench chaos docs pictures build release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -31,6 +31,9 @@ types: $(VENV)/dev.stamp
 
 bench: $(VENV)/test.stamp
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+chaos: $(VENV)/test.stamp
+	$(VENV)/bin/python -m chaos $(ARGS)
 
 # The reference from the code, then the site in site/; a broken link ends it.
 docs: $(VENV)/docs.stamp

@@ -202,7 +202,7 @@ class PrivatePostgres(PostgresServer):
 
     def _start_on_a_free_port(self) -> None:
         for attempt in range(5):
-            self._url = self._url.set(port=_free_port())
+            self._url = self._url.set(port=free_port())
             try:
                 return self.start()
             except PostgresUnavailable:
@@ -281,7 +281,8 @@ def _open_to_all(path: Path) -> bool:
     return real.stat().st_mode & wanted == wanted and all(folder.stat().st_mode & 0o001 for folder in real.parents)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     # Below the ports given to outgoing connections. Among those, a client that
     # keeps trying to reach the stopped server could end up talking to itself.
     while True:

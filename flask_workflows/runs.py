@@ -658,10 +658,20 @@ class Call:
     status: str
     #: In its branch.
     position: int = 0
+    kind: str = "step"
 
     @property
     def label(self) -> str:
         return step_label(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Relative:
+    """No more of a run that came of another, or that another came of, than what it is and how it stands."""
+
+    id: str
+    workflow: str
+    status: RunStatus
 
 
 @dataclass(frozen=True, slots=True)

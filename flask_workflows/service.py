@@ -49,6 +49,7 @@ from .store import NewEvent
 from .store import NewRun
 from .store import StoredStep
 from .store.actions import Finished
+from .store.actions import Moved
 from .store.reading import find_worker
 from .store.reading import list_events
 from .store.reading import list_runs
@@ -172,9 +173,7 @@ def retry(
     if run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
         raise RunNotFailed(f"run {run_id} is {run.status}: only a failed or cancelled run can be retried")
     if run.undone:
-        raise RunCompensated(
-            f"run {run_id} was undone when it ended: what its steps had done is there no more; start a new run instead"
-        )
+        raise _compensated(run_id)
     if epoch is not None and epoch != run.epoch:
         raise _changed(run_id)
     runtime.sessions.refuse_if_busy("retry()")
@@ -195,21 +194,36 @@ def retry(
     return get(runtime, run_id)
 
 
-def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *, new: str | None = None) -> str:
+def fork(
+    runtime: Runtime,
+    run_id: str,
+    from_step: str,
+    by: By | None = None,
+    *,
+    epoch: int | None = None,
+    new: str | None = None,
+) -> str:
     """Start a new run that takes over what another recorded before a call, and goes on from there; answer its id.
 
     The other stays as it is. The new run has its workflow, version, input, queue and workspace, but no key, and the
-    workflow's own time-out. With `new`,
-    an id made by `new_id`, it is done once however often it is asked for. Raises `RunNotFound` and `StepNotFound`.
+    workflow's own time-out. With `new`, an id made by `new_id`, it is done once however often it is asked for. Raises
+    `RunNotFound`, `StepNotFound`, `RunCompensated` where the other is, or was, undone, and `NotRegistered` for the
+    package's own workflows.
     """
     run = get(runtime, run_id)
+    if new is not None and _exists(runtime, new):
+        return new
+    if runtime.registry.is_own(run.workflow):
+        raise NotRegistered(f"{run.workflow!r} is a workflow of the package's own: it is not started by hand")
+    if run.undone:
+        raise _compensated(run_id)
+    if epoch is not None and epoch != run.epoch:
+        raise _changed(run_id)
     stored = runtime.store.histories([run_id])[run_id]
     forgotten = set(_from_call(run_id, stored, from_step))
     # What is not over in the other run is done by that one.
     kept = [step.key for step in stored if step.key not in forgotten and step.status in KEPT]
     new = new or new_id(runtime.workflows.clock_ms())
-    if _exists(runtime, new):
-        return new
     runtime.sessions.refuse_if_busy("fork()")
     workflow = runtime.registry.resume(run.workflow, run.version)
     made = NewRun(
@@ -225,7 +239,9 @@ def fork(runtime: Runtime, run_id: str, from_step: str, by: By | None = None, *,
         deadline_ms=None if workflow is None else workflow.timeout_ms,
     )
     try:
-        runtime.actions.fork(made, run_id, kept, from_step, by)
+        runtime.actions.fork(made, run_id, run.epoch, kept, from_step, by)
+    except Moved:
+        raise _changed(run_id) from None
     except Exception as error:
         # Asked for twice at the same moment.
         if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, new):
@@ -576,6 +592,12 @@ def _id_before(cutoff: int) -> str:
 
 def _unknown(run_id: str) -> RunNotFound:
     return RunNotFound(f"there is no run {run_id}: it was never committed, or was pruned")
+
+
+def _compensated(run_id: str) -> RunCompensated:
+    return RunCompensated(
+        f"run {run_id} was undone when it ended: what its steps had done is there no more; start a new run instead"
+    )
 
 
 def _changed(run_id: str) -> RunChanged:

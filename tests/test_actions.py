@@ -299,7 +299,7 @@ def test_retry_of_a_long_run_names_some_steps(client: FlaskClient, rows: Rows, m
     assert "Kept, and not run again: 1 s#1, 2 s#2" in text
     assert "10 s#10 and 290 more." in text
 
-    monkeypatch.setattr("flask_workflows.dashboard.pages.actions.MOST_CALLS", 299)
+    monkeypatch.setattr("flask_workflows.dashboard.pages.repeating.MOST_CALLS", 299)
     text = text_of(ask(client, run_id, "retry"))
     assert "What failed last runs again, with fresh attempts. Every other recorded call is kept." in text
 

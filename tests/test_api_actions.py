@@ -171,6 +171,85 @@ def test_run_whose_key_is_taken_is_not_retried(one_client: FlaskClient) -> None:
     assert problem_of(client.post(f"{API}/runs/{failed}/retry", json={})) == (409, "key_taken")
 
 
+def _failed(rows: Rows, **values: object) -> str:
+    run_id = rows.run("failed", error=error_json(), **values)
+    for position, key in enumerate(("load", "charge", "report"), start=1):
+        rows.step(run_id, key, position)
+    return run_id
+
+
+def test_run_is_retried_from_a_step(app: Flask, rows: Rows) -> None:
+    run_id, client = _failed(rows), app.test_client()
+
+    shown = post(client, f"/runs/{run_id}/retry", {"from_step": "charge", "epoch": 1, "reason": "twice"})
+
+    assert (shown["status"], [step["key"] for step in get(client, f"/runs/{run_id}")["steps"]]) == ("pending", ["load"])
+    assert audit_of(app) == [("ana", "retry", run_id, "twice")]
+
+
+def test_run_is_forked(app: Flask, rows: Rows) -> None:
+    run_id, client = _failed(rows, key="k"), app.test_client()
+
+    made = post(client, f"/runs/{run_id}/fork", {"from_step": "charge", "epoch": 1, "reason": "anew"}, status=201)
+
+    assert (made["forked_from"], made["status"], made["key"], made["created"]) == (run_id, "pending", None, True)
+    assert [step["key"] for step in get(client, f"/runs/{made['id']}")["steps"]] == ["load"]
+    assert get(client, f"/runs/{run_id}")["status"] == "failed"
+    assert audit_of(app) == [("ana", "fork", run_id, "anew")]
+
+
+def test_whoever_may_not_view_the_fork_is_told_its_id(one_client: FlaskClient, workflows: Workflows) -> None:
+    run_id = _failed(rows_of(one_client.application))
+    workflows.authorize(lambda action, run=None: action != "view" or run is None or run.id == run_id)
+
+    made = post(one_client, f"/runs/{run_id}/fork", {"from_step": "load"}, status=201)
+
+    assert set(made) == {"id", "created"}
+
+
+@pytest.mark.parametrize("action", ["retry", "fork"])
+def test_going_on_from_a_step_is_refused_where_it_cannot_be(one_client: FlaskClient, action: str) -> None:
+    client, rows = one_client, rows_of(one_client.application)
+    run_id, undone = _failed(rows), _failed(rows, undoing="{}")
+
+    def refused(run: str, **body: object) -> tuple[int, str]:
+        return problem_of(client.post(f"{API}/runs/{run}/{action}", json={"from_step": "charge", **body}))
+
+    assert refused(run_id, from_step="nothing") == (404, "workflow_step_not_found")
+    assert refused(run_id, from_step=7) == (400, "invalid_from_step")
+    assert refused(run_id, epoch=7) == (409, "workflow_run_changed")
+    assert refused(undone) == (409, "workflow_run_compensated")
+    assert audit_of(client.application) == []
+
+
+def test_fork_needs_a_step_and_a_workflow_of_the_apps_own(one_client: FlaskClient) -> None:
+    client, rows = one_client, rows_of(one_client.application)
+
+    missing = client.post(f"{API}/runs/{_failed(rows)}/fork", json={})
+    own = client.post(f"{API}/runs/{_failed(rows, workflow='workflows.bulk')}/fork", json={"from_step": "load"})
+
+    assert problem_of(missing) == (400, "invalid_from_step")
+    assert problem_of(own) == (404, "workflow_not_registered")
+
+
+@pytest.mark.parametrize(("body", "after"), [({}, "cancelled"), ({"children": False}, "sleeping")])
+def test_children_are_cancelled_or_kept(app: Flask, rows: Rows, body: dict[str, bool], after: str) -> None:
+    parent = rows.run("waiting")
+    child = rows.run("sleeping", parent_id=parent, due_at=NOW_MS + 60_000)
+    client = app.test_client()
+
+    post(client, f"/runs/{parent}/cancel", body)
+
+    shown = get(client, f"/runs/{child}")
+    assert (shown["status"], shown["parent_id"]) == (after, parent)
+
+
+def test_children_is_true_or_false(one_client: FlaskClient) -> None:
+    run_id = rows_of(one_client.application).run("waiting")
+
+    assert problem_of(one_client.post(f"{API}/runs/{run_id}/cancel", json={"children": 0})) == (400, "invalid_children")
+
+
 def test_message_is_sent_once(app: Flask, rows: Rows) -> None:
     run_id = rows.run("waiting")
     client = app.test_client()
@@ -186,7 +265,7 @@ def test_message_is_sent_once(app: Flask, rows: Rows) -> None:
     assert audit_of(app) == [("ana", "send", run_id, "why")]
 
 
-ACTIONS = ("cancel", "retry", "wake", "release", "messages")
+ACTIONS = ("cancel", "retry", "fork", "wake", "release", "messages")
 
 
 def test_b110_run_of_another_workspace_is_not_there(one_client: FlaskClient, workflows: Workflows) -> None:
@@ -195,7 +274,7 @@ def test_b110_run_of_another_workspace_is_not_there(one_client: FlaskClient, wor
     theirs = rows.run("failed", workspace="theirs")
 
     for action in ACTIONS:
-        body = {"name": "go"} if action == "messages" else {}
+        body = {"messages": {"name": "go"}, "fork": {"from_step": "load"}}.get(action, {})
         hidden = client.post(f"{API}/runs/{theirs}/{action}", json=body)
         unknown = client.post(f"{API}/runs/unknown/{action}", json=body)
         assert problem_of(hidden) == problem_of(unknown) == (404, "workflow_run_not_found"), action
@@ -216,11 +295,11 @@ def test_header_limits_actions_too(one_client: FlaskClient) -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_action_needs_its_permission(one_client: FlaskClient, workflows: Workflows, action: str) -> None:
-    permission = "send" if action == "messages" else action
+    permission = {"messages": "send", "fork": "start"}.get(action, action)
     app = one_client.application
     run_id = rows_of(app).run("waiting")
     workflows.authorize(lambda asked, run=None: asked != permission)
-    body = {"name": "go"} if action == "messages" else {}
+    body = {"messages": {"name": "go"}, "fork": {"from_step": "load"}}.get(action, {})
 
     refused = one_client.post(f"{API}/runs/{run_id}/{action}", json=body)
     workflows.authorize(lambda asked, run=None: asked != permission or run is None)

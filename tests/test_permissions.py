@@ -41,6 +41,7 @@ ASKED = {
     "POST /api/events/check": "deliver",
     "POST /api/runs": "start",
     "POST /api/runs/<run_id>/cancel": "cancel",
+    "POST /api/runs/<run_id>/fork": "start",
     "POST /api/runs/<run_id>/messages": "send",
     "POST /api/runs/<run_id>/release": "release",
     "POST /api/runs/<run_id>/retry": "retry",
@@ -63,6 +64,8 @@ ASKED = {
     "GET /run/<path:run_id>/<any(input, output):part>.json": "view_payload",
     "GET /run/<path:run_id>/cancel": "cancel",
     "POST /run/<path:run_id>/cancel": "cancel",
+    "GET /run/<path:run_id>/fork": "start",
+    "POST /run/<path:run_id>/fork": "start",
     "GET /run/<path:run_id>/move": "wake",
     "POST /run/<path:run_id>/move": "wake",
     "GET /run/<path:run_id>/release": "release",
@@ -89,6 +92,7 @@ BODIES = {
     "/api/events": {"name": "paid"},
     "/api/events/check": {"name": "paid"},
     "/api/runs": {"workflow": "onboarding", "input": {"user_id": 8}},
+    "/api/runs/<run_id>/fork": {"from_step": "load"},
     "/api/runs/<run_id>/messages": {"name": "hello"},
 }
 OF_A_RUN = sorted(route for route in ASKED if "run_id" in route and "/ops/" not in route)

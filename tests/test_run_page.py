@@ -671,7 +671,8 @@ def test_step_has_a_page_of_its_own(client: FlaskClient, rows: Rows) -> None:
     text = text_of(response)
 
     assert "<title>Failed · step 2, fetch · onboarding" in response.text
-    assert "Step 2 of 3 fetch Failed Step before Step after" in text
+    assert "Step 2 of 3 fetch Failed" in text
+    assert "Step before Step after" in text
     assert "Tries 3 of 8" in text
     assert 'Input { "url": "x", "token": hidden: matches “token” }' in text
     assert "Output It has none." in text

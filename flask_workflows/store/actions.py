@@ -45,6 +45,10 @@ class Finished(Exception):
         self.known = known
 
 
+class Moved(Exception):
+    """A run to be forked is not as it was seen."""
+
+
 class Actions:
     """What people do to the runs of one store."""
 
@@ -236,19 +240,23 @@ class Actions:
 
         return self._store.spawn([new_run], then=note)
 
-    def fork(self, new_run: NewRun, run_id: str, kept: Sequence[str], from_step: str, by: By | None = None) -> None:
-        """Start a run with copies of recorded calls of another."""
+    def fork(
+        self, new_run: NewRun, run_id: str, epoch: int, kept: Sequence[str], from_step: str, by: By | None = None
+    ) -> None:
+        """Start a run with copies of recorded calls of another. Raises `Moved` where that is not of this epoch."""
 
         def copy(connection: Any, holders: Mapping[str, str]) -> None:
             execute = self._store.execute_on(connection)
+            # Locked first: nobody forgets a call that is about to be copied.
+            found = self._find(execute, run_id, sql.LOCK)
+            if found is None or found.epoch != epoch:
+                raise Moved
             ids = {"new": new_run.id, "run_id": run_id}
             execute(self._sql(sql.MARK_FORK), self._store.params(**ids))
             for start in range(0, len(kept), 500):
                 listed, params = sql.named("key", list(kept[start : start + 500]))
                 execute(self._sql(sql.COPY_STEPS.replace("{keys}", listed)), {**ids, **params})
-            found = self._find(execute, run_id, sql.LOCK)
-            if found is not None:
-                self._note(execute, by, "fork", run_id, found, after=f"{new_run.id}, from {from_step}"[:100])
+            self._note(execute, by, "fork", run_id, found, after=f"{new_run.id}, from {from_step}"[:100])
 
         self._store.spawn([new_run], then=copy)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 
+from flask import url_for
 from flask.typing import ResponseReturnValue
 
 from ... import service
@@ -46,11 +47,11 @@ def by(visit: Visit, permission: Permission, given: Given) -> By:
 
 
 def cancel(visit: Visit, run: Run, given: Given, by: By) -> Run:
-    return service.cancel(visit.runtime, run.id, given["epoch"], by=by)
+    return service.cancel(visit.runtime, run.id, given["epoch"], by=by, children=given["children"])
 
 
 def retry(visit: Visit, run: Run, given: Given, by: By) -> Run:
-    return service.retry(visit.runtime, run.id, given["epoch"], by=by)
+    return service.retry(visit.runtime, run.id, given["epoch"], by=by, from_step=given["from_step"])
 
 
 def wake(visit: Visit, run: Run, given: Given, by: By) -> Run:
@@ -74,6 +75,19 @@ def _acting(act: Act, permission: Permission) -> View:
     return acting
 
 
+def fork(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
+    found = find(visit, run_id, Permission.START)
+    if not isinstance(found, Run):
+        return found
+    with told():
+        who = by(visit, Permission.START, given)
+        new = service.fork(visit.runtime, run_id, given["from_step"], who, epoch=given["epoch"])
+        made = service.get(visit.runtime, new)
+    # Whoever may see a run need not be one who may see those made of it.
+    shape = run_shape(visit, made) if visit.may(Permission.VIEW, made) else {"id": new}
+    return answer({**shape, "created": True}, 201, Location=url_for(".run", run_id=new))
+
+
 def messages(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
     found = find(visit, run_id, Permission.SEND)
     if not isinstance(found, Run):
@@ -90,16 +104,35 @@ def messages(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
     return answer({"run_id": run_id, "name": given["name"], "created": created}, 201 if created else 200)
 
 
-def _route(act: Act, permission: Permission, summary: str, *codes: str, body: tuple[Input, ...] = ()) -> Route:
+def _route(
+    act: Act,
+    permission: Permission,
+    summary: str,
+    *codes: str,
+    body: tuple[Input, ...] = (),
+    missing: tuple[str, ...] = (),
+) -> Route:
     operation = Operation(
         summary,
         {200: "Run"},
         body=(*body, EPOCH, REASON),
-        errors={404: ("workflow_run_not_found",), 409: (*codes, "workflow_run_changed")},
+        errors={404: ("workflow_run_not_found", *missing), 409: (*codes, "workflow_run_changed")},
     )
     return api_post(f"/runs/<run_id>/{act.__name__}", act.__name__, permission, _acting(act, permission), operation)
 
 
+_CALL = "The key of a recorded call."
+_FORK = Operation(
+    "Start a new run that takes over what a run recorded before a call, and goes on from there",
+    {201: "StartedRun"},
+    about="The other run stays as it is. The new one has its workflow, version, input, queue and workspace, but no key.",
+    body=(Input("from_step", inputs.LABEL, f"{_CALL} The new run makes it anew.", required=True), EPOCH, REASON),
+    errors={
+        404: ("workflow_run_not_found", "workflow_step_not_found", "workflow_not_registered"),
+        409: ("workflow_run_compensated", "workflow_run_changed"),
+    },
+    located=True,
+)
 _MESSAGE = Operation(
     "Send a message to a run",
     {201: "Sent", 200: "Sent"},
@@ -118,14 +151,24 @@ _MESSAGE = Operation(
 )
 
 ROUTES: tuple[Route, ...] = (
-    _route(cancel, Permission.CANCEL, "End a run, at once or before its next step", "workflow_run_finished"),
+    _route(
+        cancel,
+        Permission.CANCEL,
+        "End a run, at once or before its next step",
+        "workflow_run_finished",
+        body=(Input("children", inputs.FLAG, "Whether the runs it started end with it.", default=True),),
+    ),
     _route(
         retry,
         Permission.RETRY,
         "Run a failed or cancelled run again from where it stopped",
         "workflow_run_not_failed",
+        "workflow_run_compensated",
         "key_taken",
+        body=(Input("from_step", inputs.LABEL, f"{_CALL} It and what came after it are forgotten, and made anew."),),
+        missing=("workflow_step_not_found",),
     ),
+    api_post("/runs/<run_id>/fork", "fork", Permission.START, fork, _FORK),
     _route(
         wake,
         Permission.WAKE,

@@ -135,6 +135,12 @@ def _read_text(longest: int) -> Callable[[Any], str]:
     return checked
 
 
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Unfit("is neither true nor false")
+    return value
+
+
 def _read_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unfit("is no JSON object")
@@ -179,6 +185,7 @@ SECONDS = Kind(
     {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     _read_number(0, int(LONGEST.total_seconds()), whole=False),
 )
+FLAG = Kind({"type": "boolean"}, _read_flag)
 OBJECT = Kind({"type": "object"}, _read_object)
 ANYTHING = Kind({}, lambda value: value)
 LIMIT = Input("limit", whole_number(1, 100), "How many at most.", default=50)

@@ -12,12 +12,14 @@ from ...errors import KeyBusy
 from ...errors import KeyTaken
 from ...errors import NotRegistered
 from ...errors import RunChanged
+from ...errors import RunCompensated
 from ...errors import RunFinished
 from ...errors import RunNotFailed
 from ...errors import RunNotFound
 from ...errors import RunNotLost
 from ...errors import RunNotSleeping
 from ...errors import SessionBusy
+from ...errors import StepNotFound
 from ...errors import UndecodableValue
 from ...errors import UnregisteredEvent
 from ...errors import ValueRefused
@@ -29,7 +31,9 @@ from .inputs import Problem
 #: The status and the code of each; what is more special comes first.
 CODES: tuple[tuple[type[WorkflowsError], int, str], ...] = (
     (RunNotFound, 404, "workflow_run_not_found"),
+    (StepNotFound, 404, "workflow_step_not_found"),
     (RunFinished, 409, "workflow_run_finished"),
+    (RunCompensated, 409, "workflow_run_compensated"),
     (RunNotFailed, 409, "workflow_run_not_failed"),
     (RunNotSleeping, 409, "workflow_run_not_sleeping"),
     (RunNotLost, 409, "workflow_run_not_lost"),

@@ -106,6 +106,8 @@ _RUN_FIELDS: Mapping[str, Schema] = {
     "cancelling": _said(_FLAG, "Cancelling was asked for, and its worker has not stopped it yet."),
     "error": _or_null(reference("RunError")),
     "cause": _said(_or_null(_TEXT), "The same for failures of one kind."),
+    "parent_id": _said(_or_null(_TEXT), "The run whose body started it."),
+    "forked_from": _said(_or_null(_TEXT), "The run whose first calls it took over."),
     "wake_at": _said(_or_null(_INSTANT), "When it wakes or its wait times out."),
     "created_at": _INSTANT,
     "started_at": _or_null(_INSTANT),

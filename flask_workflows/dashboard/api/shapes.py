@@ -42,6 +42,8 @@ def run_in_list(run: Run) -> Shape:
         "cancelling": run.cancelling,
         "error": _error(run.error),
         "cause": run.cause,
+        "parent_id": run.parent_id,
+        "forked_from": run.forked_from,
         "wake_at": instant(run.due_at) if run.status in _SUSPENDED else None,
         "created_at": instant(run.created_at),
         "started_at": instant(run.started_at),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,18 +18,22 @@ from ...explain import state
 from ...explain import Surroundings
 from ...explain import Text
 from ...explain import worker_name
-from ...forgetting import failed_last
 from ...runs import AuditEntry
 from ...runs import Call
+from ...runs import Count
 from ...runs import Run
 from ...runs import RunStatus
 from ...runs import Step
 from ...runs import Worker
 from ..access import Permission
+from .repeating import Choices
+from .repeating import choices
+from .repeating import forked
+from .repeating import listed
+from .repeating import retried
+from .repeating import retried_from
 
-#: Of so many calls a page tells what a retry does with each.
-MOST_CALLS = 10_000
-_NAMED = 10
+NO_CHILDREN = Count(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +48,24 @@ class Scene:
     holder: Worker | None = None
     #: A worker that was not seen for this long is lost.
     lost_after: timedelta = timedelta(seconds=30)
-    #: Of a run to be retried, its recorded calls up to `MOST_CALLS`.
+    #: Its recorded calls, up to a few more than are told of; of a run whose action does not tell of them, none.
     calls: tuple[Call, ...] = ()
     #: Names of messages that it waits for.
     awaited: tuple[str, ...] = ()
+    #: The key of the call to go on from; empty where none is given.
+    from_key: str = ""
+    #: Whether the run has that call.
+    from_known: bool = True
+    #: Its children that have not finished.
+    children: Count = NO_CHILDREN
+    #: Whether its workflow is one of the package's own.
+    own: bool = False
+
+    @property
+    def from_words(self) -> str:
+        """The call to go on from, as people say it."""
+        found = next((call for call in self.calls if call.key == self.from_key), None)
+        return "that call" if found is None else f"step {phrases.number(found.number)}"
 
     @property
     def state(self) -> str:
@@ -67,7 +84,10 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a page asks: the question, what will happen, and the words on its buttons."""
+    """What a page asks: the question, what will happen, and the words on its buttons.
+
+    Nothing is done, and `do` is empty, while something is still to be chosen.
+    """
 
     title: str
     effects: tuple[Text, ...]
@@ -89,6 +109,13 @@ class RunAction:
     ask: Callable[[Scene], Ask]
     #: Whether it is done only to the run as its page showed it.
     as_shown: bool = True
+    #: Whether it may go on from a call that is chosen.
+    chooses: bool = False
+
+    @property
+    def tells_calls(self) -> bool:
+        """Whether its page tells of recorded calls."""
+        return self.chooses or self.permission is Permission.CANCEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +152,16 @@ def offers(scene: Scene, may: Callable[[Permission, Run], bool], *, read_only: b
     return Offers(tuple(actions), tuple(refused))
 
 
+def offers_from_here(scene: Scene, may: Callable[[Permission, Run], bool]) -> tuple[Offer, ...]:
+    """How the visitor can let the run go on from one of its calls."""
+    can = {offer.name: offer for offer in offers(scene, may).actions}
+    return tuple(
+        Offer(action.name, f"{can[action.name].label} from here")
+        for action in ACTIONS
+        if action.chooses and action.name in can
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ActionPage:
     """A page that asks; `ask` is null where nothing can be done now, and `cannot` says why."""
@@ -138,6 +175,10 @@ class ActionPage:
     ask: Ask | None
     cannot: Text
     awaited: tuple[str, ...]
+    #: The call to go on from, by its key, and those there are to choose from.
+    from_key: str
+    choices: Choices
+    children: Count
     #: What happened since the form was drawn that was sent.
     meanwhile: Text = ()
 
@@ -154,6 +195,9 @@ def action_page(action: RunAction, scene: Scene, *, meanwhile: Text = ()) -> Act
         ask=None if why_not else action.ask(scene),
         cannot=why_not,
         awaited=scene.awaited,
+        from_key=scene.from_key,
+        choices=choices(scene.calls, scene.step_count) if action.chooses and not why_not else Choices(),
+        children=scene.children,
         meanwhile=meanwhile,
     )
 
@@ -162,7 +206,9 @@ def meanwhile(scene: Scene, drawn: str, last: AuditEntry | None = None) -> Text:
     """What became of the run since a form was drawn while it was `drawn`; `last` is what was done to it last."""
     run = scene.run
     who: Text = ()
-    if last is not None and last.actor and last.after == (scene.state if run.cancelling else run.status):
+    # Of a retry from a call, that stands behind the status.
+    became = "" if last is None else (last.after or "").partition(",")[0]
+    if last is not None and last.actor and became == (scene.state if run.cancelling else run.status):
         who = (", by ", Name(last.actor))
     if run.cancelling and run.cancel_requested_at is not None:
         return ("Cancelling was asked for at ", Instant(run.cancel_requested_at), *who, ". Nothing was done.")
@@ -212,6 +258,13 @@ def _cancel_effects(scene: Scene) -> Iterator[Text]:
             yield ("It ends at once. ", *capital(numbered(step)), ", is not tried again.")
         case _:
             yield ("It ends at once.",)
+    if scene.children.value:
+        number = phrases.count(scene.children.value, capped=scene.children.capped)
+        yield (f"The unfinished runs that it started, {number} now, end with it, and so do those they started.",)
+    pushed = [call for call in scene.calls if call.status == "pushed"]
+    if pushed:
+        yield ("What it did is undone first, by: ", *listed(pushed[::-1]), ". After that it cannot be retried.")
+        return
     if scene.step_count:
         calls = phrases.several(scene.step_count, "recorded call")
         yield (f"Its {calls} stay. What the steps did is not undone.",)
@@ -222,59 +275,72 @@ def _cancel_effects(scene: Scene) -> Iterator[Text]:
 
 
 def _cannot_retry(scene: Scene) -> Text:
-    if scene.run.status in (RunStatus.FAILED, RunStatus.CANCELLED):
-        return ()
-    return ("Only a failed or cancelled run can be retried; this one is ", Name(scene.state), ".")
+    if scene.run.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+        return ("Only a failed or cancelled run can be retried; this one is ", Name(scene.state), ".")
+    if scene.run.undone:
+        return ("What it did was undone when it ended, so there is nothing to go on from. Start a new run instead.",)
+    return _unknown_call(scene)
+
+
+def _unknown_call(scene: Scene) -> Text:
+    return () if scene.from_known else ("The run has no recorded call ", Name(scene.from_key), ".")
 
 
 def _ask_retry(scene: Scene) -> Ask:
-    return Ask("Retry this run?", tuple(_retry_effects(scene)), "Retry the run", "Leave it as it is")
+    title = f"Retry this run from {scene.from_words}?" if scene.from_key else "Retry this run?"
+    return Ask(title, tuple(_retry_effects(scene)), "Retry the run", "Leave it as it is")
 
 
 def _retry_effects(scene: Scene) -> Iterator[Text]:
     run = scene.run
-    if len(scene.calls) > MOST_CALLS:
-        yield ("What failed last runs again, with fresh attempts. Every other recorded call is kept.",)
-    else:
-        yield from _plan(scene.calls)
+    yield from retried_from(scene.calls, scene.from_key) if scene.from_key else retried(scene.calls)
     if run.error is not None and run.error.kind == "nondeterminism":
         yield ("The code must make the recorded calls again, in their order; if it does not, the run fails as before.",)
-    able = sum(worker.can_run(run) for worker in scene.around.workers)
-    ready = (
-        f"{phrases.several(able, 'live worker')} can take it." if able else "No live worker can take it now: it waits."
-    )
-    yield (f"It goes on as version {run.version}. {ready}",)
+    yield (f"It goes on as version {run.version}. {_able(scene)}",)
     if run.key is not None:
         yield ("It takes its key ", Name(run.key), " again. If a newer unfinished run has it, nothing is done.")
 
 
-def _plan(calls: Sequence[Call]) -> Iterator[Text]:
-    forgotten = set(failed_last(calls))
-    again = [call for call in calls if call.key in forgotten]
-    goes_on = [call for call in calls if call.status not in ("completed", "failed")]
-    kept = [call for call in calls if call.status == "completed"]
-    stays = [call for call in calls if call.status == "failed" and call.key not in forgotten]
-    if again:
-        yield ("Runs again, with fresh attempts: ", *_listed(again), "; then what follows in the code.")
-    elif goes_on:
-        yield ("Goes on with: ", *_listed(goes_on), "; then what follows in the code.")
-    elif calls:
-        yield ("It goes on behind its last recorded call.",)
-    else:
-        yield ("Nothing is recorded: it begins at its beginning.",)
-    if kept:
-        yield ("Kept, and not run again: ", *_listed(kept), ".")
-    if stays:
-        yield ("Stays failed, as the workflow dealt with it: ", *_listed(stays), ".")
+def _able(scene: Scene) -> str:
+    able = sum(worker.can_run(scene.run) for worker in scene.around.workers)
+    return (
+        f"{phrases.several(able, 'live worker')} can take it." if able else "No live worker can take it now: it waits."
+    )
 
 
-def _listed(calls: Sequence[Call]) -> Text:
-    """Numbers and names of calls; of many, the first ones and how many more."""
-    text: Text = ()
-    for call in calls[:_NAMED]:
-        text = (*text, *((", ",) if text else ()), f"{phrases.number(call.number)} ", Name(call.label))
-    more = len(calls) - _NAMED
-    return (*text, f" and {phrases.number(more)} more") if more > 0 else text
+# Fork --------------------------------------------------------------------------------------
+
+
+def _cannot_fork(scene: Scene) -> Text:
+    run = scene.run
+    if scene.own:
+        return ("It is a run of the package's own: ask for the same again where it was asked for.",)
+    if run.undone:
+        return ("What it did was undone when it ended, so there is nothing to go on from. Start a new run instead.",)
+    if not scene.step_count:
+        return ("No call is recorded that a fork could go on from. Start a new run instead.",)
+    return _unknown_call(scene)
+
+
+def _ask_fork(scene: Scene) -> Ask:
+    if not scene.from_key:
+        told: Text = ("A fork is a new run that takes over what this one recorded before a call, and goes on from it.",)
+        return Ask("Fork this run?", (told, _stays(scene.run)), "", "Leave it")
+    return Ask(f"Fork this run from {scene.from_words}?", tuple(_fork_effects(scene)), "Fork the run", "Leave it")
+
+
+def _stays(run: Run) -> Text:
+    stays = "This run stays as it is" if run.finished else "This run goes on as it is"
+    return (f"{stays}: nothing of it is changed.",)
+
+
+def _fork_effects(scene: Scene) -> Iterator[Text]:
+    run = scene.run
+    yield from forked(scene.calls, scene.from_key)
+    yield _stays(run)
+    key: Text = () if run.key is None else (", without its key ", Name(run.key))
+    able = _able(scene)
+    yield ("The new run has this one's input and queue", *key, f". It is of version {run.version}. {able}")
 
 
 # Wake and move -----------------------------------------------------------------------------
@@ -420,10 +486,11 @@ def _named(label: str) -> Callable[[Scene], str]:
 
 
 ACTIONS = (
-    RunAction("retry", Permission.RETRY, _named("Retry"), _cannot_retry, _ask_retry),
+    RunAction("retry", Permission.RETRY, _named("Retry"), _cannot_retry, _ask_retry, chooses=True),
     RunAction("wake", Permission.WAKE, _wake_label, _cannot_wake, _ask_wake),
     RunAction("move", Permission.WAKE, _named("Move timer"), _cannot_wake, _ask_move),
     RunAction("release", Permission.RELEASE, _named("Release lease"), _cannot_release, _ask_release),
     RunAction("send", Permission.SEND, _named("Send message"), _cannot_send, _ask_send, as_shown=False),
+    RunAction("fork", Permission.START, _named("Fork"), _cannot_fork, _ask_fork, chooses=True),
     RunAction("cancel", Permission.CANCEL, _named("Cancel"), _cannot_cancel, _ask_cancel),
 )

@@ -12,7 +12,7 @@ from ...runs import AuditEntry
 from ...runs import AuditPage
 
 #: What the others are called, on the way to being done.
-ACTIONS = ("cancel", "retry", "wake", "move", "release", "start", "send", "deliver")
+ACTIONS = ("cancel", "retry", "fork", "wake", "move", "release", "start", "send", "deliver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _row(entry: AuditEntry) -> Row:
         action=entry.action,
         target=entry.target,
         run_id=entry.run_id,
-        change=change(entry.before, entry.after),
+        change=change(None if entry.action == "fork" else entry.before, entry.after),
         # People paste things.
         reason=redact_text(entry.reason),
         request_id=entry.request_id,

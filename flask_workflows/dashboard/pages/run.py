@@ -235,6 +235,8 @@ def _done(entry: AuditEntry) -> HistoryRow:
         what = ("send message ", Name(entry.target))
     elif entry.action == "move":
         what = (*what, " timer", *_moved(" from ", entry.before), *_moved(" to ", entry.after))
+    elif entry.action == "fork" and entry.after:
+        what = ("fork to ", Name(entry.after))
     elif entry.before and entry.after and entry.before != entry.after:
         what = (*what, f": {entry.before} to {entry.after}")
     if entry.operation is not None:

@@ -15,6 +15,7 @@ from ...runs import Attempt
 from ...runs import Run
 from ...runs import Step
 from ...runs import StepDetails
+from .actions import Offer
 from .run import ErrorShown
 from .run import Fact
 from .run import show_error
@@ -56,9 +57,13 @@ class StepPage:
     output: Shown | None
     #: The run that the call started.
     started: str | None
+    #: What the run can go on from here by.
+    actions: tuple[Offer, ...]
 
 
-def step_page(run: Run, details: StepDetails, around: Surroundings, *, started: str | None) -> StepPage:
+def step_page(
+    run: Run, details: StepDetails, around: Surroundings, *, started: str | None, actions: tuple[Offer, ...]
+) -> StepPage:
     step = details.step
     return StepPage(
         run_id=run.id,
@@ -75,6 +80,7 @@ def step_page(run: Run, details: StepDetails, around: Surroundings, *, started: 
         input=None if details.input is None else show_value(details.input, VALUE),
         output=None if details.output is None else show_value(details.output, VALUE),
         started=started,
+        actions=actions,
     )
 
 

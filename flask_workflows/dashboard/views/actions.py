@@ -12,6 +12,7 @@ from datetime import UTC
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
+import sqlalchemy as sa
 from flask.typing import ResponseReturnValue
 
 from ... import phrases
@@ -25,6 +26,7 @@ from ...errors import UndecodableValue
 from ...errors import ValueRefused
 from ...explain import Text
 from ...runs import AuditEntry
+from ...runs import Count
 from ...runs import Run
 from ...runs import Step
 from ...store import reading as read
@@ -35,9 +37,10 @@ from ..acting import Wrong
 from ..pages.actions import action_page
 from ..pages.actions import ACTIONS
 from ..pages.actions import meanwhile
-from ..pages.actions import MOST_CALLS
+from ..pages.actions import NO_CHILDREN
 from ..pages.actions import RunAction
 from ..pages.actions import Scene
+from ..pages.repeating import MOST_CALLS
 from ..presentation import Viewer
 from ..routes import get
 from ..routes import post
@@ -48,6 +51,8 @@ from .run import find
 from .run import find_or_longer
 from .run import STEPS_PER_PAGE
 from .runs import back_to_list
+from .start import mark_once
+from .start import read_once
 
 #: Nobody means to move a timer further.
 FURTHEST = timedelta(days=36_500)
@@ -60,21 +65,43 @@ class Looked(NamedTuple):
     last: AuditEntry | None
 
 
+class Made(NamedTuple):
+    """What to say of an action that made a run, and its id."""
+
+    told: str
+    run_id: str
+
+
 #: Does an action, as its page was drawn of that epoch, and answers what to say of it. Raises one of `CONFLICTS`, or
 #: `Wrong`.
-Do = Callable[[Visit, Scene, int | None, Form], str]
+Do = Callable[[Visit, Scene, int | None, Form], str | Made]
 
 
 def _cancel(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
-    after = service.cancel(visit.runtime, scene.run.id, epoch, by=visit.by)
+    children = not form.text("keep_children")
+    after = service.cancel(visit.runtime, scene.run.id, epoch, by=visit.by, children=children)
     if after.cancelling:
         return "Cancelling was asked for. The run stops at its next step."
     return "The run is cancelled."
 
 
 def _retry(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
-    service.retry(visit.runtime, scene.run.id, epoch, by=visit.by)
-    return "The run is retried. It is pending."
+    service.retry(visit.runtime, scene.run.id, epoch, by=visit.by, from_step=scene.from_key or None)
+    return f"The run is retried{_from(scene)}. It is pending."
+
+
+def _fork(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> Made:
+    if not scene.from_key:
+        raise Wrong("from_step", "Choose the call to go on from.")
+    once = read_once(visit, form)
+    if once is None or not form.ok:
+        raise Wrong("once", form.errors["once"])
+    new = service.fork(visit.runtime, scene.run.id, scene.from_key, visit.by, epoch=epoch, new=once.run_id)
+    return Made(f"Forked{_from(scene)}. This is the new run.", new)
+
+
+def _from(scene: Scene) -> str:
+    return f" from {scene.from_words}" if scene.from_key else ""
 
 
 def _wake(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
@@ -111,6 +138,7 @@ def _send(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
 _DO: Mapping[str, Do] = {
     "cancel": _cancel,
     "retry": _retry,
+    "fork": _fork,
     "wake": _wake,
     "move": _move,
     "release": _release,
@@ -154,7 +182,11 @@ def _asking(action: RunAction) -> View:
         found = find_or_longer(visit, run_id, action.name, action.permission)
         if not isinstance(found, Run):
             return found
-        return _page(visit, action, _look(visit, action, found), Form(visit, action.permission))
+        looked = _look(visit, action, found, visit.request.args.get("from_step", ""))
+        if not looked.scene.from_known:
+            words = f"The run has no recorded call {looked.scene.from_key[:255]}."
+            return visit.message("no_step.html", 404, code="workflow_step_not_found", words=words, run_id=run_id)
+        return _page(visit, action, looked, Form(visit, action.permission))
 
     return ask
 
@@ -168,17 +200,20 @@ def _doing(action: RunAction, act: Do) -> View:
         epoch = form.number("epoch")
         if epoch is None and action.as_shown:
             form.refuse("epoch", "The form came without what it was drawn from. Read what it says, and send it again.")
-        looked = _look(visit, action, found)
+        from_key = form.text("from_step")
+        looked = _look(visit, action, found, from_key)
         if action.cannot(looked.scene):
             return _page(visit, action, looked, form, since=_since(looked, form))
         if form.ok:
             try:
                 told = act(visit, looked.scene, epoch if action.as_shown else None, form)
+                if isinstance(told, Made):
+                    return visit.done(told.told, ".run", run_id=told.run_id)
                 return visit.done(told, ".run", run_id=run_id, **back_to_list(visit.request.args))
             except Wrong as error:
                 form.refuse(error.field, error.words)
             except CONFLICTS as error:
-                looked = _look(visit, action, found)
+                looked = _look(visit, action, found, from_key)
                 return _page(visit, action, looked, form, since=_since(looked, form, error))
         return _page(visit, action, looked, form)
 
@@ -205,6 +240,7 @@ def _page(visit: Visit, action: RunAction, looked: Looked, form: Form, *, since:
         action=action.name,
         form=form,
         planned=_planned(visit, looked.scene),
+        once=mark_once(visit, form) if action.name == "fork" else form.once,
         back=back_to_list(visit.request.args),
     )
 
@@ -216,7 +252,7 @@ def _planned(visit: Visit, scene: Scene) -> str:
     return "" if due_at is None else f"{phrases.local(due_at, viewer.zone):%Y-%m-%dT%H:%M:%S}"
 
 
-def _look(visit: Visit, action: RunAction, run: Run) -> Looked:
+def _look(visit: Visit, action: RunAction, run: Run, from_key: str) -> Looked:
     # Asked before a connection is held, and then known.
     visit.may(Permission.VIEW_PAYLOAD, run)
     may_audit = visit.may(Permission.VIEW_AUDIT, run)
@@ -228,6 +264,8 @@ def _look(visit: Visit, action: RunAction, run: Run) -> Looked:
         around = visit.surroundings(now, workers, run=run)
         open_steps = tuple(step for step in steps if not step.finished)
         beside = look_beside(connection, run, open_steps, around)
+        calls = read.read_calls(connection, run.id, limit=MOST_CALLS + 1) if action.tells_calls else ()
+        from_known = not from_key or any(call.key == from_key for call in calls)
         scene = Scene(
             run,
             open_steps,
@@ -235,11 +273,19 @@ def _look(visit: Visit, action: RunAction, run: Run) -> Looked:
             around,
             holder=beside.holder,
             lost_after=service.lost_after(visit.runtime),
-            calls=read.read_calls(connection, run.id, limit=MOST_CALLS + 1) if action.name == "retry" else (),
+            calls=calls,
             awaited=tuple(event.name for event in beside.waited) if _receives(open_steps) else (),
+            from_key=from_key,
+            from_known=from_known or read.has_call(connection, run.id, from_key),
+            children=_children(connection, visit, run) if action.name == "cancel" else NO_CHILDREN,
+            own=visit.runtime.registry.is_own(run.workflow),
         )
         done = read.list_audit(connection, run_id=run.id, limit=1).entries if may_audit else ()
     return Looked(scene, done[0] if done else None)
+
+
+def _children(connection: sa.Connection, visit: Visit, run: Run) -> Count:
+    return read.count_unfinished_children(connection, run.id, visit.scope)
 
 
 def _receives(open_steps: tuple[Step, ...]) -> bool:

@@ -135,7 +135,7 @@ class _Given:
         self.key = self._label("key")
         self.workspace = self._read_workspace(visit)
         self.delay = self._read_delay()
-        self.once = self._read_once(visit)
+        self.once = read_once(visit, form)
 
     def _read_input(self) -> Any:
         try:
@@ -175,14 +175,23 @@ class _Given:
             return None
         return delay
 
-    def _read_once(self, visit: Visit) -> once.Once | None:
-        """The id for the run; one that was used is good for ever, as it starts nothing."""
-        found = once.read(self._form.text("once"), visit.actor)
-        if found is None:
-            self._form.refuse("once", "The form came without its mark. Nothing was started: look it over, and send it.")
-        elif found.stale and not _is_there(visit, found.run_id):
-            self._form.refuse("once", "The form was open for long. Nothing was started: look it over, and send it.")
-        return found
+
+def read_once(visit: Visit, form: Form) -> once.Once | None:
+    """The id that a form carries for its run; one that was used is good for ever, as it starts nothing."""
+    found = once.read(form.text("once"), visit.actor)
+    if found is None:
+        form.refuse("once", "The form came without its mark. Nothing was started: look it over, and send it.")
+    elif found.stale and not _is_there(visit, found.run_id):
+        form.refuse("once", "The form was open for long. Nothing was started: look it over, and send it.")
+    return found
+
+
+def mark_once(visit: Visit, form: Form) -> str:
+    """What a form is to carry: the id it came with, a new one where that cannot be used."""
+    kept = once.read(form.text("once"), visit.actor)
+    if kept is not None and not kept.stale:
+        return form.text("once")
+    return once.seal(new_id(visit.runtime.workflows.clock_ms()), visit.actor)
 
 
 def _is_there(visit: Visit, run_id: str) -> bool:
@@ -200,9 +209,7 @@ def _again(visit: Visit, form: Form, workflow: Workflow[Any, Any], *, status_cod
 def _page(visit: Visit, form: Form, page: StartPage, *, status_code: int = 200) -> ResponseReturnValue:
     with visit.reading() as connection:
         now = visit.now(connection)
-    kept = once.read(form.text("once"), visit.actor)
-    run_id = new_id(visit.runtime.workflows.clock_ms()) if kept is None or kept.stale else None
-    mark = form.text("once") if run_id is None else once.seal(run_id, visit.actor)
+    mark = mark_once(visit, form)
     return visit.page("start", now, page, section="runs", status_code=status_code, form=form, once=mark)
 
 

@@ -15,6 +15,8 @@ from ...payloads import write_redacted
 from ...runs import Run
 from ...store import reading as read
 from ..access import Permission
+from ..pages.actions import offers_from_here
+from ..pages.actions import Scene
 from ..pages.step import step_page
 from ..routes import get
 from ..visit import Visit
@@ -42,7 +44,11 @@ def step(visit: Visit, run_id: str, number: int) -> ResponseReturnValue:
     if details is None:
         words = f"The run has no step {phrases.number(number)}."
         return visit.message("no_step.html", 404, code="workflow_step_not_found", words=words, run_id=run_id)
-    page = step_page(found, details, visit.surroundings(now, (), run=found), started=started.get(details.step.key))
+    around = visit.surroundings(now, (), run=found)
+    own = visit.runtime.registry.is_own(found.workflow)
+    scene = Scene(found, (), details.step_count, around, from_key=details.step.key, own=own)
+    actions = offers_from_here(scene, visit.may)
+    page = step_page(found, details, around, started=started.get(details.step.key), actions=actions)
     return visit.page("step", now, page, section="runs", back=back_to_list(visit.request.args))
 
 

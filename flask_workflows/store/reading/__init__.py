@@ -27,6 +27,10 @@ from .events import received_at
 from .events import waited_names
 from .failures import list_failures
 from .health import oldest_due
+from .lineage import count_unfinished_children
+from .lineage import list_children
+from .lineage import list_forks
+from .lineage import read_relatives
 from .metrics import measure_due
 from .metrics import measure_live
 from .metrics import measure_waits
@@ -51,6 +55,7 @@ from .registry import recent_versions
 from .rows import instant
 from .run import count_ahead
 from .run import count_steps
+from .run import has_call
 from .run import read_calls
 from .run import read_details
 from .run import read_failed_tries
@@ -111,19 +116,23 @@ __all__ = [
     "count_same_cause",
     "count_steps",
     "count_unfinished",
+    "count_unfinished_children",
     "count_unknown",
     "database_now",
     "due_queues",
     "ended_by_quarter",
     "find_worker",
     "finished_stats",
+    "has_call",
     "history_revisions",
     "instant",
     "list_audit",
+    "list_children",
     "list_coming",
     "list_events",
     "list_failed",
     "list_failures",
+    "list_forks",
     "list_held",
     "list_inbox",
     "list_lost",
@@ -150,6 +159,7 @@ __all__ = [
     "read_progress",
     "read_published",
     "read_received",
+    "read_relatives",
     "read_run",
     "read_running",
     "read_signs",

@@ -118,12 +118,18 @@ def read_steps(
 def read_calls(connection: sa.Connection, run_id: str, *, limit: int) -> tuple[Call, ...]:
     """The first recorded calls of a run, in order."""
     query = (
-        sa.select(steps.c.key, steps.c.status, steps.c.position)
+        sa.select(steps.c.key, steps.c.status, steps.c.position, steps.c.kind)
         .where(steps.c.run_id == run_id)
         .order_by(*order_of_steps(connection))
         .limit(limit)
     )
     return tuple(Call(number, *row) for number, row in enumerate(connection.execute(query), start=1))
+
+
+def has_call(connection: sa.Connection, run_id: str, key: str) -> bool:
+    """Whether the run has a recorded call with that key."""
+    found = sa.select(sa.literal(1)).where(steps.c.run_id == run_id, steps.c.key == key)
+    return is_clean(key) and connection.scalar(found) is not None
 
 
 def read_step(connection: sa.Connection, run_id: str, number: int, *, payload_limit: int = 0) -> StepDetails | None:

@@ -288,3 +288,11 @@ def test_links_lead_to_files(page: str) -> None:
         if anchor and found.suffix == ".md":
             heads = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads], target
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "/workflows/" in text_of(page)])
+def test_addresses_of_a_page_exist(page: str, sqlite_url: str, make_app: apps.MakeApp) -> None:
+    site = make_app(sqlite_url).url_map.bind("localhost")
+
+    for path in re.findall(r"(?:`|`GET |localhost:\d+)(/workflows/[\w/.]+)", text_of(page)):
+        assert any(site.test(path, method) for method in ("GET", "POST")), path

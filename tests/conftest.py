@@ -193,3 +193,11 @@ def client(app: Flask) -> FlaskClient:
 @pytest.fixture
 def runner(app: Flask) -> FlaskCliRunner:
     return app.test_cli_runner()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a test recorded as `state machine` is told of those that passed too: how to repeat it."""
+    reports = [report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, ())]
+    found = [value for report in reports for name, value in report.user_properties if name == "state machine"]
+    for told in found:
+        terminalreporter.write_line(f"state machine on {told}")

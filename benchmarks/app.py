@@ -48,6 +48,16 @@ def many_steps(count: int) -> int:
 
 
 @workflows.workflow
+def fan_out(ctx: WorkflowContext, count: int) -> int:
+    return sum(ctx.map(add_one, range(count), max_workers=8))
+
+
+@workflows.workflow
+def family(count: int) -> int:
+    return sum(handle.result() for handle in [one_step.start(number) for number in range(count)])
+
+
+@workflows.workflow
 def probe() -> int:
     return instant()
 

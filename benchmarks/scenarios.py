@@ -367,6 +367,37 @@ def _idle(bench: Bench, subjects: Mapping[str, Subject]) -> Iterator[Figure]:
         yield bench.figure("S6", f"idle worker, {what}", "MB", [resident])
 
 
+# S8, S9 ------------------------------------------------------------------------------------
+
+
+def fan_out(bench: Bench) -> Iterator[Figure]:
+    """S8: how many steps a second are executed and stored side by side in one run."""
+    samples, limits = _drains_of(bench, app.fan_out, count=1_000)
+    yield bench.figure("S8", "fan-out of 1,000 steps in one run", "steps/s", samples, limits=limits)
+
+
+def family(bench: Bench) -> Iterator[Figure]:
+    """S9: how many children a second are started by a parent, executed, and awaited by it one after another."""
+    samples, limits = _drains_of(bench, app.family, count=100)
+    yield bench.figure("S9", "parent that awaits 100 children", "runs/s", samples, limits=limits)
+
+
+def _drains_of(bench: Bench, workflow: Workflow[Any, Any], *, count: int) -> tuple[list[float], list[float]]:
+    """Rates of one run with `count` steps or children of its own, and of the limit's runs of one step."""
+    samples, limits = [], []
+    with bench.database() as database:
+        subject = Subject(database)
+        limit = make_limit(database, bench.effort.seconds)
+        with Worker(subject, CONCURRENCY):
+            _warm_up(subject, app.one_step, ONE)
+            limits.append(limit.drain(CONCURRENCY, 1))
+            for _ in range(bench.effort.fewer):
+                samples.append(count * subject.drain(workflow, 1, {"count": count}))
+                limits.append(limit.drain(CONCURRENCY, 1))
+
+    return samples, _beside(limits)
+
+
 SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
     "S1": enqueue,
     "S2": drain_one_step,
@@ -374,4 +405,6 @@ SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
     "S4": start_latency,
     "S5": replay,
     "S6": sleepers,
+    "S8": fan_out,
+    "S9": family,
 }

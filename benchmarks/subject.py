@@ -31,7 +31,7 @@ PATIENCE = 120.0
 TABLES = ("workflow_runs", "workflow_steps")
 
 _BUSY = """
-SELECT 1 FROM workflow_runs WHERE workflow = :workflow AND status IN ('pending', 'running') LIMIT 1
+SELECT 1 FROM workflow_runs WHERE workflow = :workflow AND status IN ('pending', 'running', 'waiting') LIMIT 1
 """
 
 _DRAINED = """

@@ -18,6 +18,7 @@ from ...explain import Instant
 from ...explain import Name
 from ...explain import state
 from ...explain import Surroundings
+from ...explain import telling_steps
 from ...explain import Text
 from ...explain import Why
 from ...explain import why
@@ -192,7 +193,7 @@ class RunPage:
 def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, str] | None]) -> RunPage:
     """`links` says by the name of what helps most where that is."""
     run, steps, around = looked.run, looked.steps, looked.around
-    open_steps = [step for step in steps if not step.finished]
+    open_steps = telling_steps(steps)
     failed = failed_step(run, steps)
     because = why(run, open_steps, around, failed=failed, beside=looked.beside)
     best = next((action for action in offers.actions if action.name == because.action), None)

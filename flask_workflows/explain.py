@@ -416,7 +416,7 @@ def why(
     step = main_step(run, open_steps)
     match state(run, open_steps):
         case "paused":
-            return _why_paused(run, step)
+            return _why_paused(run, step, around)
         case "undoing":
             return _why_undoing(run, step)
         case "cancelling":
@@ -540,16 +540,16 @@ def _why_running(run: Run, step: Step | None, around: Surroundings, beside: Besi
     if step is None:
         return Why(("Running ", *on), _sentences(over, _losses(run)))
     if _timed_out(step):
-        return Why(_why_stuck(run, step, around), _sentences(over, _losses(run)))
+        waits = "the next attempt" if step.status == "retrying" else "the run"
+        return Why(_why_stuck(run, step, around, waits=waits), _sentences(over, _losses(run)))
     since: Text = () if step.started_at is None else ("for ", Instant(step.started_at, "for"), " ")
     return Why((*capital(numbered(step)), ", runs ", *since, *on), _sentences(over, _losses(run)))
 
 
-def _why_stuck(run: Run, step: Step, around: Surroundings) -> Text:
+def _why_stuck(run: Run, step: Step, around: Surroundings, *, waits: str) -> Text:
     """A call goes on that took too long."""
     said = _TIMED_OUT.search(step.error.message if step.error is not None else "")
     after = f" after {said[1]}" if said is not None else ""
-    waits = "the next attempt" if step.status == "retrying" else "the run"
     where = on_worker(run, around)
     return (
         *capital(numbered(step)),
@@ -586,10 +586,10 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
     return Why(headline, _sentences(over, again, _losses(run)), "release")
 
 
-def _why_paused(run: Run, step: Step | None) -> Why:
+def _why_paused(run: Run, step: Step | None, around: Surroundings) -> Why:
     since = Instant(run.paused_at or run.updated_at, "ago")
     if run.worker is not None:
-        more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
+        more = _finishes_first(run, step, around)
         return Why(("Pausing was asked for ", since, "; the run stops before its next step."), more, "resume")
     due = run.due_at or run.paused_due_at
     following: Text = () if due is None else ("Resumed, it goes on ", Instant(due, "in"), ".")
@@ -602,10 +602,18 @@ def _why_undoing(run: Run, step: Step | None) -> Why:
     return Why((*how, " What it did is being undone; then it ends."), more)
 
 
+def _finishes_first(run: Run, step: Step | None, around: Surroundings) -> Text:
+    if step is None:
+        return ()
+    if run.status is RunStatus.RUNNING and _timed_out(step):
+        return _why_stuck(run, step, around, waits="the run")
+    return (*capital(numbered(step)), ", finishes first.")
+
+
 def _why_cancelling(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
     asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
     who: Text = ("by ", Name(beside.cancelled_by), " ") if beside.cancelled_by else ()
-    more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
+    more = _finishes_first(run, step, around)
     if _late(run, around):
         more = ("Its worker does not answer; the next one ends the run.",)
     return Why(("Cancelling was asked for ", *who, asked, "; the run stops at its next step."), more)

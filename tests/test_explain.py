@@ -278,6 +278,10 @@ def test_step_that_timed_out_is_waited_for_while_its_run_is_held() -> None:
     assert sentences(run, *telling_steps([a_step("before", "completed"), timed_out(status="failed")]))[0] == (
         "Step 4, render_pdf, timed out after 30 s; its call goes on in web-2:4411, and the run waits for it."
     )
+    assert sentences(replace(run, cancel_requested_at=ago(4)), step) == [
+        "Cancelling was asked for 4 s ago; the run stops at its next step.",
+        "Step 4, render_pdf, timed out after 30 s; its call goes on in web-2:4411, and the run waits for it.",
+    ]
     # Once it sleeps, the call has returned.
     assert sentences(a_run(RunStatus.SLEEPING, due_at=soon(5)), step)[0] == (
         "Step 4, render_pdf, failed once, with StepTimeout. Next try in 5 s."

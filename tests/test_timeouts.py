@@ -8,7 +8,9 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextlib import suppress
+from datetime import datetime
 from datetime import timedelta
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -31,6 +33,9 @@ from flask_workflows import Workflows
 from flask_workflows.errors import DefinitionError
 from flask_workflows.runs import Step
 from flask_workflows.testing import assert_replays
+from flask_workflows.testing import every_crash
+from flask_workflows.testing import FixedClock
+from flask_workflows.testing import run_until_idle
 from tests import apps
 from tests.apps import runtime_of
 from tests.pages import text_of
@@ -684,6 +689,42 @@ def test_time_out_of_a_run_that_is_somebody_elses_changes_nothing(
 
     assert rows(app, "SELECT * FROM workflow_runs") == before
     assert rows(app, "SELECT count(*) FROM workflow_steps") == [(0,)]
+
+
+def test_crash_between_any_two_writes_repeats_the_attempt_and_commits_once(
+    app: Flask, workflows: Workflows, db: SQLAlchemy
+) -> None:
+    workflows.clock = clock = FixedClock(datetime(2040, 1, 1, 12, tzinfo=UTC))
+    calls: list[str] = []
+
+    @workflows.step(timeout=1, transactional=True, retry=Retry(attempts=2, backoff=Retry.constant(0)))
+    def book() -> str:
+        calls.append(f"call {len(calls) + 1}")
+        write_order(db, calls[-1])
+        if len(calls) == 1:
+            clock.advance(2)
+        return calls[-1]
+
+    @workflows.workflow
+    def trip() -> str:
+        return book()
+
+    engine = runtime_of(app).engine
+    for attempt in every_crash(workflows):
+        calls.clear()
+        with engine.begin() as connection:
+            for table in reversed(db.metadata.sorted_tables):
+                connection.execute(table.delete())
+        with attempt:
+            trip.spawn()
+            run_until_idle(workflows)
+        run_until_idle(workflows)
+
+        for run in workflows.runs():
+            assert run.status is RunStatus.COMPLETED
+            # One more where the process died with a call that had not been stored.
+            assert len(calls) in (2, 3)
+            assert committed_notes() == [workflows.get(run.id).output]
 
 
 # Declaring it ----------------------------------------------------------------------------------

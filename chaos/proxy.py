@@ -9,12 +9,28 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 from typing import Literal
+from typing import NamedTuple
 
-#: `commit`: the reply to the next COMMIT. `statement`: that to the next statement, which commits itself where its
-#: connection is in autocommit mode, as the engine's are.
-Loss = Literal["commit", "statement"]
+#: What is asked: the next COMMIT, or the next statement. It commits itself where its connection is in autocommit mode,
+#: as the engine's are.
+Question = Literal["commit", "statement"]
 
 _COMMIT = b"COMMIT\x00"
+#: What PostgreSQL says when it may be asked again, outside of a transaction.
+_READY = b"Z\x00\x00\x00\x05I"
+_FIELDS = b"SFATAL\x00VFATAL\x00C57P01\x00Mterminating connection due to administrator command\x00\x00"
+_TERMINATED = b"E" + (len(_FIELDS) + 4).to_bytes(4, "big") + _FIELDS
+
+
+class Loss(NamedTuple):
+    """Which reply is lost, and how.
+
+    `dropped`: the server has answered, so it is done. `cut`: the connection ends while the server is still at it.
+    `ended`: the answer comes, and with it the server's word that it ends the connection, as when it shuts down.
+    """
+
+    question: Question
+    how: Literal["dropped", "cut", "ended"] = "dropped"
 
 
 class Proxy:
@@ -65,10 +81,10 @@ class Proxy:
             return
         both = {writer, upstream_writer}
         self._open |= both
-        losing = asyncio.Event()
+        connection = _Connection(writer)
         ways = [
-            asyncio.ensure_future(self._forward_questions(reader, upstream_writer, losing)),
-            asyncio.ensure_future(self._forward_replies(upstream_reader, writer, losing)),
+            asyncio.ensure_future(self._forward_questions(reader, upstream_writer, connection)),
+            asyncio.ensure_future(self._forward_replies(upstream_reader, writer, connection)),
         ]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -80,22 +96,32 @@ class Proxy:
                 one.transport.abort()
 
     async def _forward_questions(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, losing: asyncio.Event
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
-                if self.armed is not None and _is_meant(data, self.armed):
-                    self.armed = None
-                    losing.set()
+                if self.armed is not None and _is_meant(data, self.armed.question):
+                    connection.losing, self.armed = self.armed, None
                 writer.write(data)
                 await writer.drain()
+                if connection.losing is not None and connection.losing.how == "cut":
+                    connection.asker.transport.abort()
+                    self._struck.set()
+                    # The server goes on: its side ends with its answer, and this with it.
+                    await asyncio.Event().wait()
 
     async def _forward_replies(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, losing: asyncio.Event
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(65_536):
-                if losing.is_set():
+                losing = connection.losing
+                if losing is not None:
+                    if losing.how == "ended":
+                        writer.write(data.removesuffix(_READY) + _TERMINATED)
+                        await writer.drain()
+                        writer.close()
+                        await writer.wait_closed()
                     # The server answers when it is done: after the commit.
                     self._struck.set()
                     return
@@ -103,7 +129,15 @@ class Proxy:
                 await writer.drain()
 
 
-def _is_meant(data: bytes, loss: Loss) -> bool:
-    if loss == "commit":
+class _Connection:
+    """Who asks, and what is to be lost of the answer."""
+
+    def __init__(self, asker: asyncio.StreamWriter) -> None:
+        self.asker = asker
+        self.losing: Loss | None = None
+
+
+def _is_meant(data: bytes, question: Question) -> bool:
+    if question == "commit":
         return _COMMIT in data
     return data[:1] in (b"P", b"B", b"Q") and _COMMIT not in data

@@ -255,3 +255,22 @@ def test_b39_sleep_that_ends_while_no_worker_lives_ends_once_when_there_are_some
     eventually(lambda: not unfinished(busy), within=3)
 
     assert [entry.words for entry in fleet.journal()] == ["before", "after"]
+
+
+def test_run_with_no_attempt_left_counts_no_further_loss(busy: Flask, busy_clock: Clock) -> None:
+    with busy.app_context():
+        run = busy_app.one.spawn()
+        counts = []
+        for _ in range(6):
+            # Whoever claims it dies at once; from the fourth on all it had to do was to fail the run.
+            (claimed,) = claim(busy)
+            counts.append((claimed.attempts, claimed.losses))
+            busy_clock.move(seconds=31)
+        busy_app.workflows.tick()
+
+        assert counts == [(0, 0), (1, 1), (2, 2), (3, 3), (3, 3), (3, 3)]
+        assert str(run.status()) == "failed"
+        assert rows(busy, "SELECT attempts, losses, max_attempts FROM workflow_runs") == [(3, 3, 3)]
+        error = run.run().error
+        assert error is not None
+        assert "3 executions ended" in error.message

@@ -142,11 +142,13 @@ SELECT epoch, status, cancel_requested_at, finished_at, paused_at FROM workflow_
 """
 
 #: What a claim does to each run it takes. The right-hand sides see the row as it was: a worker still named there
-#: lost its lease, and one whose run was running had begun it.
+#: lost its lease, and one whose run was running had begun it. With no attempt left it was only to be failed.
 CLAIM_SET = """
 epoch = {r}epoch + 1,
-    attempts = {r}attempts + CASE WHEN {r}worker IS NOT NULL AND {r}status = 'running' THEN 1 ELSE 0 END,
-    losses = {r}losses + CASE WHEN {r}worker IS NOT NULL THEN 1 ELSE 0 END,
+    attempts = {r}attempts + CASE WHEN {r}worker IS NOT NULL AND {r}status = 'running'
+        AND {r}attempts < {r}max_attempts THEN 1 ELSE 0 END,
+    losses = {r}losses + CASE WHEN {r}worker IS NOT NULL
+        AND ({r}attempts < {r}max_attempts OR {r}losses = 0) THEN 1 ELSE 0 END,
     status = CASE WHEN CAST(:begin AS integer) = 1 THEN 'running' ELSE 'pending' END,
     worker = :worker, due_at = {now} + CAST(:lease_ms AS bigint), updated_at = {now},
     started_at = coalesce({r}started_at, {now})

@@ -427,8 +427,7 @@ class Store:
     def record_in(self, connection: sa.Connection, run_id: str, epoch: int, write: StepWrite, *, touch: bool) -> Fenced:
         """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
         params = self.params(run_id=run_id, epoch=epoch)
-        execute = self.dialect.replanning(self.execute_on(connection), run_id)
-        fenced = self.dialect.record(execute, params, [write], touch=touch)
+        fenced = self.dialect.record(self.execute_on(connection), params, [write], touch=touch)
         if fenced is None:
             raise LeaseGone
         return fenced
@@ -440,7 +439,6 @@ class Store:
 
         Raises `CancelAsked`, and nothing is done, where the run is to be cancelled.
         """
-        find = self.dialect.sql(sql.FIND_STEP)
         tries = 0
 
         def operation(connection: Any) -> str:
@@ -448,7 +446,7 @@ class Store:
             tries += 1
             if tries > 1:
                 # It may have been committed, and only the reply was lost.
-                found = self.execute_on(connection)(find, {"run_id": run.id, "key": key}).fetchone()
+                found = self._find_step(self.execute_on(connection), run.id, key)
                 if found is not None:
                     return str(found[1])
             done = effect(connection)
@@ -464,10 +462,14 @@ class Store:
         return self.patiently(operation, together=True)
 
     def find_step(self, run_id: str, key: str) -> tuple[str, str | None] | None:
-        """Status and output of one recorded call."""
-        statement = self.dialect.sql(sql.FIND_STEP)
-        params = {"run_id": run_id, "key": key}
-        row = self.patiently(lambda c: self.execute_on(c)(statement, params).fetchone())
+        """Status and output of one recorded call, once no transaction that writes it is under way."""
+        return self.patiently(lambda c: self._find_step(self.execute_on(c), run_id, key), together=True)
+
+    def _find_step(self, execute: Execute, run_id: str, key: str) -> tuple[str, str | None] | None:
+        # Whoever records a call holds the run's row until it is committed. The server may be at it still when the
+        # connection that asked for it is gone: then its end is waited for here.
+        execute(self.dialect.sql(self.dialect.events(sql.LOCK)), {"run_id": run_id})
+        row = execute(self.dialect.sql(sql.FIND_STEP), {"run_id": run_id, "key": key}).fetchone()
         return None if row is None else (row[0], row[1])
 
     def look(self, run_id: str) -> Seen | None:

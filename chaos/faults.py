@@ -210,11 +210,19 @@ def lose_reply(stage: Stage, planned: Planned, loss: Loss) -> None:
 
 
 def lose_commit(stage: Stage, planned: Planned) -> None:
-    lose_reply(stage, planned, "commit")
+    lose_reply(stage, planned, Loss("commit"))
 
 
 def lose_statement(stage: Stage, planned: Planned) -> None:
-    lose_reply(stage, planned, "statement")
+    lose_reply(stage, planned, Loss("statement"))
+
+
+def cut_commit(stage: Stage, planned: Planned) -> None:
+    lose_reply(stage, planned, Loss("commit", "cut"))
+
+
+def end_with_commit(stage: Stage, planned: Planned) -> None:
+    lose_reply(stage, planned, Loss("commit", "ended"))
 
 
 def lock_table(stage: Stage, planned: Planned) -> None:
@@ -280,6 +288,8 @@ POSTGRES_FAULTS: dict[str, Inject] = {
     "listener's connection terminated": end_listeners,
     "reply to COMMIT lost": lose_commit,
     "reply to a statement lost": lose_statement,
+    "connection cut during COMMIT": cut_commit,
+    "connection ended with the reply to COMMIT": end_with_commit,
     "table of runs locked for 1 to 2 s": lock_table,
 }
 POOLER_FAULTS: dict[str, Inject] = {"pgbouncer killed (kill -9)": kill_pooler}

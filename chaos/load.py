@@ -214,6 +214,9 @@ def is_refusal(error: BaseException) -> bool:
         error = error.orig
     if isinstance(error, psycopg.errors.DeadlockDetected):
         return False
+    if isinstance(error, psycopg.InternalError) and error.sqlstate is None:
+        # The driver's own word for a connection that ended with an answer.
+        return True
     refusals = (
         psycopg.OperationalError,
         psycopg.InterfaceError,

@@ -32,8 +32,10 @@ from flask_workflows.definition import Start
 from flask_workflows.definition import Step
 from flask_workflows.definition import Workflow
 from flask_workflows.events import Progress
+from flask_workflows.hooks import Hooks
 from flask_workflows.runs import RunError
 from flask_workflows.runs import Step as RecordedCall
+from flask_workflows.worker import Worker
 
 HERE = Path(__file__).resolve().parent
 
@@ -46,6 +48,8 @@ INTERNAL = {
     "Retry": {"filled", "delay_ms"},
     "RunError": {"read", "of"},
     "RunStatus": {"read"},
+    "Hooks": {"over"},
+    "Worker": {"wake"},
 }
 
 #: Where the part of a class that apps call ends.
@@ -90,6 +94,8 @@ def api() -> Iterator[str]:
 
     yield "## The extension"
     yield from take("Workflows")
+    yield from _entry("Hooks", Hooks)
+    yield from _entry("Worker", Worker)
     yield "## What is declared"
     yield "`@workflows.workflow` makes a `Workflow` of a function, `@workflows.step` a `Step`."
     for declared in (Workflow, Start, Step):

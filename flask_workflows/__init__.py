@@ -23,6 +23,7 @@ from .errors import RunNotSleeping
 from .errors import SessionBusy
 from .errors import StepFailed
 from .errors import StepNotFound
+from .errors import StepTimeout
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
 from .errors import UnregisteredEvent
@@ -82,6 +83,7 @@ __all__ = [
     "SessionBusy",
     "StepFailed",
     "StepNotFound",
+    "StepTimeout",
     "TransactionalRefused",
     "UncommittedBodyWrites",
     "UnregisteredEvent",

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import random
+import socket
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -36,6 +38,7 @@ from werkzeug.local import LocalProxy
 
 from . import children
 from . import failures
+from . import phrases
 from . import waiting
 from .children import Finished
 from .durations import from_ms
@@ -46,6 +49,7 @@ from .errors import MisplacedCall
 from .errors import NotRegistered
 from .errors import RunFinished
 from .errors import StepFailed
+from .errors import StepTimeout
 from .errors import TransactionalRefused
 from .errors import UncommittedBodyWrites
 from .errors import ValueRefused
@@ -56,11 +60,13 @@ from .events import EventTypes
 from .events import Happened
 from .execution import Branch
 from .execution import Execution
+from .execution import Limit
 from .history import Call
 from .history import caller
 from .interrupts import Cancelling
 from .interrupts import Interrupt
 from .interrupts import Suspended
+from .interrupts import TimedOut
 from .names import check_label
 from .names import check_step_name
 from .names import path_of
@@ -209,13 +215,22 @@ class WorkflowContext:
 
     # Calls ---------------------------------------------------------------------------------
 
-    def step(self, name: str, function: Callable[..., R], *args: Any, retry: Retry | None = None, **kwargs: Any) -> R:
-        """Run a function as a step without declaring it."""
+    def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        *args: Any,
+        retry: Retry | None = None,
+        timeout: timedelta | float | None = None,
+        **kwargs: Any,
+    ) -> R:
+        """Run a function as a step without declaring it; `retry` and `timeout` are as in `Workflows.step`."""
         from .definition import Step
 
         if self._branch.step is not None:
             return function(*args, **kwargs)
-        return self.call_step(Step(function, name=name, retry=retry), args, kwargs)  # type: ignore[no-any-return]
+        step = Step(function, name=name, retry=retry, timeout=timeout)
+        return self.call_step(step, args, kwargs)  # type: ignore[no-any-return]
 
     def sleep(self, duration: timedelta | float) -> None:
         """Let the run sleep, for a timedelta or seconds; no thread is held."""
@@ -238,9 +253,14 @@ class WorkflowContext:
         return from_ms(now)
 
     def check_cancelled(self) -> None:
-        """End the run here if it is to be cancelled; meant for long steps. Asks the database once a second."""
+        """End the run here if it is to be cancelled, or the step if it timed out; meant for long steps.
+
+        Asks the database once a second.
+        """
         execution = self._execution
         interrupt = self._branch.interrupt
+        if interrupt is None and self._branch.over_time:
+            raise TimedOut
         if not execution.cancel_requested and interrupt is None and self._ticks() - self._looked >= 1_000:
             execution.look()
             self._looked = self._ticks()
@@ -311,6 +331,8 @@ class WorkflowContext:
         branch = self._branch
         if branch.interrupt is not None:
             raise branch.interrupt
+        if branch.over_time:
+            raise TimedOut
         limit = self._runtime.config.max_payload_bytes
         text = value_codec(noun="value").dump(value, where=f"set({key!r})", max_bytes=limit)
         if branch.step is None:
@@ -618,14 +640,17 @@ class WorkflowContext:
         running = StepWrite(
             call.key, call.position, kind, "running", input, attempts=attempt + 1, earlier=_dump_earlier(earlier)
         )
+        limit = self._limit(step, running, earlier)
         for repetition in range(CONFLICT_RETRIES + 1):
             started = self._ticks()
             output: str | None = None
             try:
-                branch.begin_step(running, started)
+                branch.begin_step(running, started, limit)
                 output = self._execute(step, call.key, args, kwargs)
                 self._store(step, running._replace(status="completed", output=output), started)
                 return step.codec.result.load(output, where=step.where)
+            except TimedOut:
+                self._end_late(step, call.key)
             except Interrupt:
                 raise
             except BaseException as error:
@@ -659,6 +684,9 @@ class WorkflowContext:
             value = function(*args, **kwargs)
         finally:
             branch.step = None
+            if not branch.in_time():
+                # Whatever it came to, and if it swallowed what check_cancelled() raised.
+                raise TimedOut
         return step.codec.result.dump(value, where=step.where, max_bytes=runtime.config.max_payload_bytes)
 
     def _store(self, step: Step[Any, Any], write: StepWrite, started: float) -> None:
@@ -705,38 +733,83 @@ class WorkflowContext:
     ) -> NoReturn:
         """Record the failed attempt; let the run sleep before the next, or raise what the step ends with."""
         self._runtime.sessions.remove()
+        described, delay = self._judge(step, running, error)
+        if delay is not None:
+            write = self._retrying(running, described, self._ticks() - started, earlier)
+            self._suspend("sleeping", write._replace(due_in=delay), due_in=delay)
+        self._end_failed(running, described, started)
+        if described["kind"] == "business":
+            raise self._recorded(failures.rebuild(described, step.raises) or error, described) from error
+        self._runtime.step_failed(self._run, running.key, described)
+        failed = failures.step_failed(running.key, running.attempts, described)
+        raise self._recorded(failed, described) from error
+
+    def _judge(
+        self, step: Step[Any, Any], running: StepWrite, error: BaseException
+    ) -> tuple[dict[str, Any], int | None]:
+        """The error of an attempt as it is stored, and in how many ms the next one follows; null where none does."""
         business = bool(step.raises) and isinstance(error, step.raises)
         described = failures.business(error, step=running.key) if business else None
         if described is not None:
-            self._end_failed(running, described, started)
-            raise self._recorded(failures.rebuild(described, step.raises) or error, described) from error
-
+            return described, None
         refused = isinstance(error, ValueRefused | TransactionalRefused | MisplacedCall)
         described = failures.describe(error, "value" if refused else "step", step=running.key)
         final = refused or business
-        delay = None if final else self._runtime.retry_of(step).delay_ms(error, running.attempts)
-        if delay is None:
-            self._end_failed(running, described, started)
-            self._runtime.step_failed(self._run, running.key, described)
-            failed = failures.step_failed(running.key, running.attempts, described)
-            raise self._recorded(failed, described) from error
+        return described, None if final else self._runtime.retry_of(step).delay_ms(error, running.attempts)
 
-        elapsed = int(self._ticks() - started)
+    def _retrying(
+        self, running: StepWrite, described: dict[str, Any], elapsed: float, earlier: list[dict[str, Any]]
+    ) -> StepWrite:
+        """What is stored of an attempt that another follows."""
         finished_at = self._execution.now_ms()
-        earlier.append({"started_at": finished_at - elapsed, "finished_at": finished_at, "error": described})
-        write = running._replace(
+        attempt = {"started_at": finished_at - int(elapsed), "finished_at": finished_at, "error": described}
+        return running._replace(
             status="retrying",
             error=failures.dumps(described),
-            earlier=_dump_earlier(earlier),
-            started_ago=elapsed,
-            due_in=delay,
+            earlier=_dump_earlier([*earlier, attempt]),
+            started_ago=int(elapsed),
         )
-        self._suspend("sleeping", write, due_in=delay)
+
+    def _limit(self, step: Step[Any, Any], running: StepWrite, earlier: list[dict[str, Any]]) -> Limit | None:
+        """How long this attempt may take, and what is stored of it when it takes longer."""
+        if step.timeout_ms is None:
+            return None
+        thread, limit_ms = get_ident(), step.timeout_ms
+
+        def failed(elapsed: float, goes_on: bool) -> StepWrite:
+            error = StepTimeout(_late_message(limit_ms, goes_on=goes_on))
+            described, delay = self._judge(step, running, error)
+            if goes_on:
+                failures.describe_stack(described, thread)
+            if delay is not None:
+                write = self._retrying(running, described, elapsed, earlier)
+                return write._replace(due_at=self._execution.now_ms() + delay)
+            error_text = failures.dumps(described)
+            return running._replace(status="failed", error=error_text, started_ago=int(elapsed), finished_ago=0)
+
+        return Limit(limit_ms, failed)
+
+    def _end_late(self, step: Step[Any, Any], key: str) -> NoReturn:
+        """Leave a step that timed out as what is stored of it says, which is what a replay does too."""
+        branch = self._branch
+        # Before anything is written: on SQLite it may hold the lock that this would wait for.
+        self._runtime.sessions.remove()
+        late, new = branch.end_late()
+        if branch.interrupt is not None:
+            raise branch.interrupt
+        described: dict[str, Any] = json.loads(late.error or "{}")
+        if new:
+            self._execution.warn_late(late)
+        if late.status == "retrying":
+            self._suspend("sleeping", None, due_at=late.due_at)
+        if described["kind"] != "business":
+            self._runtime.step_failed(self._run, key, described)
+        raise self._error_of(step, key, late)
 
     def _end_failed(self, running: StepWrite, described: dict[str, Any], started: float) -> None:
         self._branch.record(running._replace(status="failed", error=failures.dumps(described)), started)
 
-    def _error_of(self, step: Step[Any, Any], key: str, stored: StoredStep) -> BaseException:
+    def _error_of(self, step: Step[Any, Any], key: str, stored: StoredStep | StepWrite) -> BaseException:
         """The error a recorded failure ended with, the same as when it happened."""
         described: dict[str, Any] = json.loads(stored.error or "{}")
         if described.get("kind") == "business":
@@ -822,6 +895,15 @@ def _shortened(name: str) -> str:
     if len(name) <= 120:
         return name
     return f"{name[:103]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+
+
+def _late_message(limit_ms: int, *, goes_on: bool) -> str:
+    """What is said of a call that took longer than it may."""
+    took = f"took longer than its time-out of {phrases.duration(timedelta(milliseconds=limit_ms))}"
+    if not goes_on:
+        return f"{took}; what it came to is discarded"
+    process = f"{socket.gethostname()}:{os.getpid()}"
+    return f"{took}; the run waits for its call, in {process!r}, to return, and discards what it comes to"
 
 
 def _completed(stored: StoredStep) -> StepWrite:

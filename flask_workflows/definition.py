@@ -82,6 +82,7 @@ class Step(Generic[P, R]):
         retry: Retry | None = None,
         raises: type[BaseException] | tuple[type[BaseException], ...] = (),
         transactional: bool = False,
+        timeout: timedelta | float | None = None,
     ) -> None:
         if not callable(function):
             raise DefinitionError(f"@step needs a function, not {function!r}")
@@ -95,6 +96,8 @@ class Step(Generic[P, R]):
         self.retry = retry if retry is not None else Retry()
         self.raises = _exceptions(raises, named)
         self.transactional = transactional
+        #: How long a call may take, in ms; null for as long as it likes.
+        self.timeout_ms = None if timeout is None else _timeout(timeout, named)
         self.where = f"step {self.name!r}"
         self.codec = CallCodec(function)
         self.is_async = inspect.iscoroutinefunction(function)
@@ -291,6 +294,18 @@ def _check_versions(version: object, min_version: object, named: str) -> None:
             f"the workflow {named} has min_version={min_version} above version={version}: "
             "min_version is the oldest run this code can still resume"
         )
+
+
+def _timeout(value: timedelta | float, named: str) -> int:
+    try:
+        milliseconds = to_ms(value, what="it")
+    except InvalidDuration as error:
+        raise DefinitionError(
+            f"the step {named} has timeout={value!r}, but {error}: write a timedelta, or seconds"
+        ) from None
+    if not milliseconds:
+        raise DefinitionError(f"the step {named} has timeout={value!r}: write more than nothing, or leave it out")
+    return milliseconds
 
 
 def _exceptions(raises: object, named: str) -> tuple[type[BaseException], ...]:

@@ -219,6 +219,10 @@ class StepFailed(WorkflowsError):
         self.error_type = error_type
 
 
+class StepTimeout(WorkflowsError):
+    """An attempt of a step took longer than the step's time-out. The call itself goes on until it returns."""
+
+
 class NonDeterminismError(WorkflowsError):
     """The code calls something else than what the run's history holds."""
 

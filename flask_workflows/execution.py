@@ -6,14 +6,16 @@ what stopped them all.
 
 A step's result is *held* in memory until the branch's next call or its end, so that a fast step costs one transaction
 and the last one shares it with the run's completion. The lease thread writes what is held for longer than `HOLD_MS`,
-marks steps that run long as running, and tells the execution when the run is lost or to be cancelled; so these few
-fields are guarded by a lock, which the branch's thread takes only around its own writes. Each branch has its own: on
+marks steps that run long as running, stores that one timed out, and tells the execution when the run is lost or to be
+cancelled; so these few fields are guarded by a lock, which the branch's thread takes only around its own writes. Each branch has its own: on
 SQLite one branch may wait for the write lock that a step's session holds in another, which then needs its own lock to
 commit.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -51,6 +53,8 @@ from .store import WaitWrite
 
 T = TypeVar("T")
 
+logger = logging.getLogger("flask_workflows")
+
 #: A result is held no longer than this.
 HOLD_MS = 50
 #: A step that runs longer than this is shown as running.
@@ -65,12 +69,26 @@ class Held(NamedTuple):
     finished: float
 
 
+class Limit(NamedTuple):
+    """How long a step may take."""
+
+    ms: int
+    #: What is stored of a call that took longer: so many ms, and whether it goes on.
+    failed: Callable[[float, bool], StepWrite]
+
+
 class InFlight(NamedTuple):
     """A step that runs now."""
 
     write: StepWrite
     started: float
     shown: bool
+    limit: Limit | None = None
+    #: What is stored of it, once it took too long; its call goes on.
+    late: StepWrite | None = None
+
+    def is_over(self, now: float) -> bool:
+        return self.limit is not None and now - self.started >= self.limit.ms
 
 
 class Branch:
@@ -211,13 +229,48 @@ class Branch:
         with self._writing():
             return self.execution.write(operation)
 
-    def begin_step(self, write: StepWrite, started: float) -> None:
-        """Note a step that starts now; one of a run that lost a worker before is shown as running at once."""
+    def begin_step(self, write: StepWrite, started: float, limit: Limit | None = None) -> None:
+        """Note a step that starts now.
+
+        One of a run that lost a worker before is shown as running at once, and so is one that may have timed out
+        before: what is stored of it would say that its last call goes on.
+        """
         with self._writing():
             self.committing = False
-            self._in_flight = InFlight(write, started, shown=False)
-            if self.execution.run.losses:
+            self._in_flight = InFlight(write, started, shown=False, limit=limit)
+            if self.execution.run.losses or (limit is not None and write.attempts > 1):
                 self._show()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the call under way has timed out, and goes on."""
+        flying = self._in_flight
+        return flying is not None and flying.late is not None
+
+    @property
+    def over_time(self) -> bool:
+        """Whether the call under way takes longer than it may."""
+        flying = self._in_flight
+        return flying is not None and flying.is_over(self._store.ticks())
+
+    def in_time(self) -> bool:
+        """Whether a step's call, which has returned, took no longer than it may: this is where that is decided."""
+        if self._in_flight is None or self._in_flight.limit is None:
+            return True
+        with self._lock:
+            if self.stuck or self.over_time:
+                return False
+            self._in_flight = self._in_flight._replace(limit=None)
+            return True
+
+    def end_late(self) -> tuple[StepWrite, bool]:
+        """End a call that took too long; answer what is stored of it, and whether it was not before."""
+        with self._writing():
+            new = self._expire(goes_on=False)
+            flying, self._in_flight = self._in_flight, None
+            assert flying is not None
+            assert flying.late is not None
+            return flying.late, new
 
     def leave_step(self) -> None:
         with self._lock:
@@ -267,20 +320,25 @@ class Branch:
 
     # The lease thread's side -----------------------------------------------------------------
 
-    def tend(self) -> None:
-        """Write what was held too long, and show a step that runs long; skipped while the branch itself writes.
+    def tend(self) -> StepWrite | None:
+        """Write what was held too long, show a step that runs long, and store that one timed out, which is answered.
 
-        And where SQLite has another writer: it may be this very step's session, which would wait for our lock.
+        Skipped while the branch itself writes, and where SQLite has another writer: it may be this very step's
+        session, which would wait for our lock.
         """
         now = self._store.ticks()
         held, flying = self._held, self._in_flight
         late = held is not None and now - held.finished >= HOLD_MS
         long = flying is not None and not flying.shown and now - flying.started >= SHOW_RUNNING_MS
-        if not (late or long) or not self._lock.acquire(blocking=False):
-            return
+        over = flying is not None and flying.late is None and flying.is_over(now)
+        if not (late or long or over) or not self._lock.acquire(blocking=False):
+            return None
         try:
             if late:
                 self._flush(patient=False)
+            # Looked at again: by now it may be another step.
+            if over and self.over_time and self._expire(goes_on=True, patient=False):
+                return self._in_flight.late if self._in_flight is not None else None
             if long:
                 self._show(patient=False)
         except Busy:
@@ -289,6 +347,7 @@ class Branch:
             self.execution.lose()
         finally:
             self._lock.release()
+        return None
 
     # Under the lock --------------------------------------------------------------------------
 
@@ -299,13 +358,28 @@ class Branch:
             yield
 
     def _flush(self, *, patient: bool = True) -> None:
-        held, execution = self._held, self.execution
-        if held is None or execution.interrupt is not None:
+        if self._held is None or self.execution.interrupt is not None:
             return
-        asked = self._store.ticks()
-        write, touch = self._timed(held), not execution.touched
-        fenced = self._store.record(execution.run.id, execution.run.epoch, [write], touch=touch, patient=patient)
+        self._put(self._timed(self._held), patient=patient)
         self._held = None
+
+    def _expire(self, *, goes_on: bool, patient: bool = True) -> bool:
+        """Store that the step in flight took too long; false where it is known. Of a run that is lost nothing is."""
+        flying = self._in_flight
+        if flying is None or flying.limit is None or flying.late is not None:
+            return False
+        late = flying.limit.failed(self._store.ticks() - flying.started, goes_on)
+        if not isinstance(self.execution.interrupt, LeaseLost | Broken):
+            self._put(late, patient=patient)
+            self.execution.progressed = True
+        # Shown too, or what is stored would be overwritten.
+        self._in_flight = flying._replace(shown=True, late=late)
+        return True
+
+    def _put(self, write: StepWrite, *, patient: bool) -> None:
+        execution = self.execution
+        asked, touch = self._store.ticks(), not execution.touched
+        fenced = self._store.record(execution.run.id, execution.run.epoch, [write], touch=touch, patient=patient)
         execution.touched = True
         # From before the question: the process may have been stopped since the answer.
         execution.was_heard(asked)
@@ -526,10 +600,19 @@ class Execution:
 
     # The lease thread's side -----------------------------------------------------------------
 
-    def tend(self) -> None:
-        """Write what was held too long, and show steps that run long."""
-        for branch in self.branches:
-            branch.tend()
+    @property
+    def stuck(self) -> bool:
+        """Whether a call under way has timed out."""
+        return any(branch.stuck for branch in self.branches)
+
+    def tend(self) -> list[StepWrite]:
+        """Write what was held too long, show steps that run long; answer those that just timed out."""
+        return [late for branch in self.branches if (late := branch.tend()) is not None]
+
+    def warn_late(self, late: StepWrite) -> None:
+        """Log that a step timed out."""
+        message = json.loads(late.error or "{}").get("message")
+        logger.warning("step %s of run %s %s", late.key, self.run.id, message, extra={"run_id": self.run.id})
 
     def due_for_renewal(self, after_ms: float) -> bool:
         """Whether the lease is old enough to renew, or the execution lasts long enough to show as running."""

@@ -46,6 +46,9 @@ _TELLING: Mapping[str, tuple[str, ...]] = {
 #: How `StepFailed` begins its message; what follows is the step's own error.
 _STEP_FAILED = re.compile(r"step '.*?' failed after \d+ attempt\(s\): (?:[\w.]+\.)?")
 
+#: As `StepTimeout` says it.
+_TIMED_OUT = re.compile(r"took longer than its time-out of ([^;]+);")
+
 Form = Literal["at", "ago", "in", "for"]
 
 
@@ -183,8 +186,24 @@ def main_step(run: Run, open_steps: Iterable[Step]) -> Step | None:
         return None
     telling = _TELLING.get(run.status, ())
     last = datetime.max.replace(tzinfo=UTC)
-    fitting = [step for step in open_steps if step.status in telling]
+    steps = list(open_steps)
+    fitting = [step for step in steps if step.status in telling]
+    if run.status is RunStatus.RUNNING:
+        stuck = [step for step in steps if _timed_out(step)]
+        # In a branch it may have returned, and only its next attempt not be due.
+        fitting = [step for step in stuck if "/" not in step.key] or fitting or stuck
     return min(fitting, key=lambda step: (step.due_at or last, step.position), default=None)
+
+
+def telling_steps(steps: Sequence[Step]) -> list[Step]:
+    """Those that may say what their run does: the unfinished ones, and the last, if the run may still wait for it."""
+    return [step for step in steps if not step.finished or (step is steps[-1] and _timed_out(step))]
+
+
+def _timed_out(step: Step) -> bool:
+    """Whether its last attempt took too long. Its call goes on where the run is still running."""
+    failed = step.status in ("retrying", "failed")
+    return failed and step.error is not None and step.error.type == "flask_workflows.errors.StepTimeout"
 
 
 # One line, for lists -----------------------------------------------------------------------
@@ -241,7 +260,8 @@ def _pending_line(run: Run, around: Surroundings) -> Text:
 
 
 def _running_line(run: Run, step: Step | None, around: Surroundings) -> Text:
-    doing: Text = () if step is None else (*numbered(step), ", ")
+    timed_out = " timed out," if step is not None and _timed_out(step) else ""
+    doing: Text = () if step is None else (*numbered(step), f",{timed_out} ")
     if run.due_at is not None and _late(run, around):
         return (*doing, "lease ran out ", Instant(run.due_at, "ago"))
     return (*doing, "on ", *on_worker(run, around))
@@ -396,7 +416,7 @@ def why(
     step = main_step(run, open_steps)
     match state(run, open_steps):
         case "paused":
-            return _why_paused(run, step)
+            return _why_paused(run, step, around)
         case "undoing":
             return _why_undoing(run, step)
         case "cancelling":
@@ -519,8 +539,24 @@ def _why_running(run: Run, step: Step | None, around: Surroundings, beside: Besi
         over = ("Should that be gone, any live worker takes the run over ", Instant(run.due_at, "in"), ".")
     if step is None:
         return Why(("Running ", *on), _sentences(over, _losses(run)))
+    if _timed_out(step):
+        waits = "the next attempt" if step.status == "retrying" else "the run"
+        return Why(_why_stuck(run, step, around, waits=waits), _sentences(over, _losses(run)))
     since: Text = () if step.started_at is None else ("for ", Instant(step.started_at, "for"), " ")
     return Why((*capital(numbered(step)), ", runs ", *since, *on), _sentences(over, _losses(run)))
+
+
+def _why_stuck(run: Run, step: Step, around: Surroundings, *, waits: str) -> Text:
+    """A call goes on that took too long."""
+    said = _TIMED_OUT.search(step.error.message if step.error is not None else "")
+    after = f" after {said[1]}" if said is not None else ""
+    where = on_worker(run, around)
+    return (
+        *capital(numbered(step)),
+        f", timed out{after}; its call goes on in ",
+        *where,
+        f", and {waits} waits for it.",
+    )
 
 
 def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
@@ -550,10 +586,10 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
     return Why(headline, _sentences(over, again, _losses(run)), "release")
 
 
-def _why_paused(run: Run, step: Step | None) -> Why:
+def _why_paused(run: Run, step: Step | None, around: Surroundings) -> Why:
     since = Instant(run.paused_at or run.updated_at, "ago")
     if run.worker is not None:
-        more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
+        more = _finishes_first(run, step, around)
         return Why(("Pausing was asked for ", since, "; the run stops before its next step."), more, "resume")
     due = run.due_at or run.paused_due_at
     following: Text = () if due is None else ("Resumed, it goes on ", Instant(due, "in"), ".")
@@ -566,10 +602,18 @@ def _why_undoing(run: Run, step: Step | None) -> Why:
     return Why((*how, " What it did is being undone; then it ends."), more)
 
 
+def _finishes_first(run: Run, step: Step | None, around: Surroundings) -> Text:
+    if step is None:
+        return ()
+    if run.status is RunStatus.RUNNING and _timed_out(step):
+        return _why_stuck(run, step, around, waits="the run")
+    return (*capital(numbered(step)), ", finishes first.")
+
+
 def _why_cancelling(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
     asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
     who: Text = ("by ", Name(beside.cancelled_by), " ") if beside.cancelled_by else ()
-    more: Text = () if step is None else (*capital(numbered(step)), ", finishes first.")
+    more = _finishes_first(run, step, around)
     if _late(run, around):
         more = ("Its worker does not answer; the next one ends the run.",)
     return Why(("Cancelling was asked for ", *who, asked, "; the run stops at its next step."), more)

@@ -221,6 +221,7 @@ class Workflows:
         retry: Retry | None = None,
         raises: type[Exception] | tuple[type[Exception], ...] = (),
         transactional: bool = False,
+        timeout: timedelta | float | None = None,
     ) -> Callable[[Callable[P, R]], Step[P, R]]: ...
 
     def step(
@@ -232,16 +233,20 @@ class Workflows:
         retry: Retry | None = None,
         raises: type[Exception] | tuple[type[Exception], ...] = (),
         transactional: bool = False,
+        timeout: timedelta | float | None = None,
     ) -> Any:
         """Declare a step. Inside a run its result is stored; called outside one it is a plain function.
 
         `retry` says when it is tried again; `raises` names business errors, which are not retried and come back as
         they are; `transactional` makes sure that what it writes through `db.session` commits together with its
-        record, or not at all.
+        record, or not at all. An attempt that takes longer than `timeout`, a timedelta or seconds, fails with
+        `StepTimeout`; its call cannot be ended, so the next attempt waits for it, and what it comes to is discarded.
         """
 
         def declare(function: Callable[..., Any]) -> Step[Any, Any]:
-            step: Step[Any, Any] = Step(function, name=name, retry=retry, raises=raises, transactional=transactional)
+            step: Step[Any, Any] = Step(
+                function, name=name, retry=retry, raises=raises, transactional=transactional, timeout=timeout
+            )
             self.registry.add_step(step)
             return step
 

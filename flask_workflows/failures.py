@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 import traceback
 from typing import Any
 
@@ -64,6 +65,15 @@ def _traceback(error: BaseException) -> str:
     except BaseException as broken:
         text = f"(the traceback cannot be formatted: {type(broken).__name__})"
     return storable(text, TRACEBACK_LIMIT)
+
+
+def describe_stack(described: dict[str, Any], thread: int) -> None:
+    """Give an error that was raised nowhere the place where a thread is now, for a traceback."""
+    frame = sys._current_frames().get(thread)
+    if frame is not None:
+        stack = "".join(traceback.format_stack(frame, limit=60))
+        last = f"{described['type']}: {described['message']}"
+        described["traceback"] = storable(f"Traceback (most recent call last):\n{stack}{last}\n", TRACEBACK_LIMIT)
 
 
 def business(error: BaseException, *, step: str) -> dict[str, Any] | None:

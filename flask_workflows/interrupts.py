@@ -31,6 +31,10 @@ class Suspended(Interrupt):
         self.waiting = waiting
 
 
+class TimedOut(Interrupt):
+    """The step took longer than its time-out: whatever its call still does, nothing of it counts."""
+
+
 class LeaseLost(Interrupt):
     """The run belongs to somebody else: nothing more may happen here."""
 

@@ -1,8 +1,8 @@
 """The threads that keep what is executed here ours.
 
-One renews leases, whatever the executing threads are busy with. The other writes results held too long, and shows steps
-that run long: a row that somebody locks may keep it waiting, which must cost no other run its lease. They live as long
-as there is something to keep; a worker has a pair, and so has a `tick`.
+One renews leases, whatever the executing threads are busy with. The other writes results held too long, shows steps
+that run long, and stores which timed out: a row that somebody locks may keep it waiting, which must cost no other run
+its lease. They live as long as there is something to keep; a worker has a pair, and so has a `tick`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,14 @@ _TEND_SECONDS = HOLD_MS / 2 / 1000
 
 
 class LeaseKeeper:
-    """Keeps the executions given to it; leases are renewed at a third of their length."""
+    """Keeps the executions given to it; leases are renewed at a third of their length.
 
-    def __init__(self, store: Store) -> None:
+    `on_stuck` is called when a step has timed out whose call goes on.
+    """
+
+    def __init__(self, store: Store, on_stuck: Callable[[], None] = lambda: None) -> None:
         self._store = store
+        self._on_stuck = on_stuck
         self._live: dict[str, Execution] = {}
         self._lock = Lock()
         self._work = Event()
@@ -96,7 +100,9 @@ class LeaseKeeper:
 
     def _tend(self, executions: list[Execution]) -> None:
         for execution in executions:
-            execution.tend()
+            for late in execution.tend():
+                self._on_stuck()
+                execution.warn_late(late)
 
     def _renew(self, executions: list[Execution]) -> None:
         executions = [execution for execution in executions if execution.due_for_renewal(self._store.lease_ms / 3)]

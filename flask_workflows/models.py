@@ -23,17 +23,26 @@ Millis = sa.BigInteger()
 runs = sa.Table(
     "workflow_runs",
     metadata,
+    #: UUIDv7: ids are in the order of creation.
     sa.Column("id", Id, nullable=False),
     sa.Column("workflow", Name, nullable=False),
+    #: The version it was started on.
     sa.Column("version", sa.Integer, nullable=False),
+    #: Which workers may claim it.
     sa.Column("queue", Label, nullable=False),
+    #: Empty where it belongs to none.
     sa.Column("workspace", Label, nullable=False),
+    #: What it was started with, so that there is one at a time.
     sa.Column("key", Label),
     #: `key` while the run is unfinished, else null: what the unique index guards.
     sa.Column("live_key", Label),
+    #: `pending`, `running`, `sleeping`, `waiting`; `completed`, `failed`, `cancelled`.
     sa.Column("status", sa.String(16), nullable=False),
+    #: The arguments by name, a JSON object.
     sa.Column("input", sa.Text, nullable=False),
+    #: What it returned, as JSON.
     sa.Column("output", sa.Text),
+    #: Why it failed: a JSON object with type, message, traceback, step and kind.
     sa.Column("error", sa.Text),
     #: The fencing token: claims and operator actions raise it, writes of an execution are conditional on it.
     sa.Column("epoch", sa.Integer, nullable=False),
@@ -43,11 +52,14 @@ runs = sa.Table(
     sa.Column("due_at", Millis),
     #: Attempts of the run used up since its last newly stored step.
     sa.Column("attempts", sa.Integer, nullable=False),
+    #: After how many it fails.
     sa.Column("max_attempts", sa.Integer, nullable=False),
     #: Leases lost since the last newly stored step; such a run is claimed with care.
     sa.Column("losses", sa.Integer, nullable=False),
+    #: When somebody asked for it to end; its owner stops it at the next call.
     sa.Column("cancel_requested_at", Millis),
     sa.Column("created_at", Millis, nullable=False),
+    #: When it was executed first.
     sa.Column("started_at", Millis),
     sa.Column("updated_at", Millis, nullable=False),
     sa.Column("finished_at", Millis),
@@ -115,16 +127,22 @@ steps = sa.Table(
     sa.Column("key", Label, nullable=False),
     #: The call's number in its branch, from 1.
     sa.Column("position", sa.Integer, nullable=False),
+    #: `step`, `sleep`, `wait`, `start` and the like.
     sa.Column("kind", sa.String(16), nullable=False),
+    #: `running`, `retrying`, `sleeping`, `waiting`; `completed`, `failed`; `pushed` for what may have to be undone.
     sa.Column("status", sa.String(16), nullable=False),
+    #: The arguments by name, or what a wait or sleep was called with.
     sa.Column("input", sa.Text),
+    #: What a replay answers, as JSON.
     sa.Column("output", sa.Text),
+    #: As that of a run.
     sa.Column("error", sa.Text),
     sa.Column("attempts", sa.Integer, nullable=False),
     #: The attempts before the last, a JSON list of their starts, ends and errors.
     sa.Column("earlier", sa.Text),
     sa.Column("started_at", Millis),
     sa.Column("finished_at", Millis),
+    #: When the next attempt is due, a sleep ends or a wait times out.
     sa.Column("due_at", Millis),
     #: The event a wait ended with; a run receives an event once.
     sa.Column("event_seq", Millis),
@@ -149,7 +167,9 @@ workers = sa.Table(
     sa.Column("workflows", sa.Text, nullable=False),
     sa.Column("concurrency", sa.Integer, nullable=False),
     sa.Column("started_at", Millis, nullable=False),
+    #: The last heartbeat.
     sa.Column("seen_at", Millis, nullable=False),
+    #: When it said goodbye; null for one that lives, or was lost.
     sa.Column("stopped_at", Millis),
     sa.PrimaryKeyConstraint("id", name="workflow_workers_pkey"),
 )

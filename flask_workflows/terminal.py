@@ -16,6 +16,7 @@ from flask_workflows.explain import plain
 from flask_workflows.explain import said
 from flask_workflows.explain import state
 from flask_workflows.explain import Surroundings
+from flask_workflows.explain import telling_steps
 from flask_workflows.explain import why
 from flask_workflows.redaction import redact_text
 from flask_workflows.runs import Count
@@ -56,7 +57,7 @@ def run_line(run: Run, open_steps: Sequence[Step] = (), around: Surroundings | N
 def run_lines(details: RunDetails, around: Surroundings, beside: Beside, same_cause: Count) -> Iterator[str]:
     """Everything known about a run, secrets hidden; `same_cause` is how many others failed the same way."""
     run = details.run
-    open_steps = [step for step in details.steps if not step.finished]
+    open_steps = telling_steps(details.steps)
     failed = next((step for step in details.steps if run.error and step.key == run.error.step), None)
     reason = why(run, open_steps, around, failed=failed, beside=beside)
     yield run_line(run, open_steps)

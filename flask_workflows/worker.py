@@ -1,17 +1,22 @@
 """The threaded worker.
 
     claimer    claims due runs in batches, into free threads first; keeps house
-    executors  `concurrency` threads, each executing one run at a time
+    executors  `concurrency` threads, each executing one run at a time; one more for each that is stuck
     leases     renews what is executed (leases.py)
     listener   wakes the claimer (wakeups.py)
     main       waits for signals, so that they are heard whatever the database does
 
 While executions are short the claimer also takes runs ahead, so that no thread waits for a round trip. They stay
 `pending`, are due again with their lease, and go back when they were not begun within a second.
+
+A thread is *stuck* while a call of its run goes on that has timed out: threads cannot be ended. Another takes its
+place, and nothing else counts it. When as many are stuck as may run at once, and one more is, the process is of no use
+any more: it finishes what is not stuck, and ends.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -94,7 +99,8 @@ class Worker:
         self._store = runtime.store
         self._engine = Engine(runtime)
         self._scope = Scope.of(runtime.registry.ranges(), self.queues)
-        self._keeper = LeaseKeeper(self._store)
+        self._keeper = LeaseKeeper(self._store, self._fit_threads)
+        self._executors: list[threading.Thread] = []
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -102,8 +108,13 @@ class Worker:
         self._calls: SimpleQueue[None] = SimpleQueue()
         self._signalled = False
         self._count = threading.Lock()
+        self._numbers = itertools.count()
         #: Claimed and not settled, whether begun or not.
         self._outstanding = 0
+        #: Executions of those whose thread is stuck.
+        self._stuck = 0
+        #: Executors told to end.
+        self._surplus = 0
         self._hungry_below = 0
         self._average_ms = SHORT_MS
         self._alone = False
@@ -123,7 +134,7 @@ class Worker:
     # Life ----------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Work until stopped; answer the exit code: 0 after a requested stop, 1 when a part of it died.
+        """Work until stopped; answer the exit code: 0 after a requested stop, 1 when a part of it died or is stuck.
 
         Raises `SetupError` or `SchemaError` where it cannot begin.
         """
@@ -230,7 +241,6 @@ class Worker:
 
     def _work(self) -> int:
         self._store.connections.keep(self.concurrency + 2)
-        threads = [self._thread(self._execute_jobs, f"workflows-{i}") for i in range(self.concurrency)]
         claimer = self._thread(self._claim_loop, "workflows-claimer")
         listener = self._listener()
         self._runtime.wakers.add(self._wake)
@@ -238,8 +248,8 @@ class Worker:
         self._store.giving_up.clear()
         try:
             self._keeper.__enter__()
-            for thread in (*threads, claimer):
-                thread.start()
+            self._fit_threads()
+            claimer.start()
             if listener is not None:
                 listener.start()
             logger.info(
@@ -249,8 +259,8 @@ class Worker:
                 ", ".join(self.queues) or "all queues",
                 self.concurrency,
             )
-            self._watch([*threads, claimer])
-            self._drain(threads, claimer)
+            self._watch(claimer)
+            self._drain(claimer)
         finally:
             self._runtime.wakers.discard(self._wake)
             if listener is not None:
@@ -266,18 +276,22 @@ class Worker:
             return None
         return Listener(self._store, self._wake.set, url=self._runtime.config.listen_url)
 
-    def _watch(self, threads: Sequence[threading.Thread]) -> None:
+    def _watch(self, claimer: threading.Thread) -> None:
         """Wait for a stop. A worker whose claimer or lease thread died does nothing more of use: it ends."""
         while not self._told_to_stop(within=1.0):
-            dead = [thread.name for thread in threads if not thread.is_alive()]
+            with self._count:
+                dead = [thread.name for thread in (*self._executors, claimer) if not thread.is_alive()]
             if dead or not self._keeper.is_alive():
                 logger.critical("the worker's threads died (%s), it stops", ", ".join(dead) or "leases")
                 self._failed = SetupError("a thread of the worker died")
                 self._stopping.set()
 
-    def _drain(self, threads: Sequence[threading.Thread], claimer: threading.Thread) -> None:
+    def _drain(self, claimer: threading.Thread) -> None:
         """Let what runs finish for a while, hand back the rest."""
         self._wake.set()
+        with self._count:
+            # No thread is added from here on, as it is stopping.
+            threads = tuple(self._executors)
         for _ in threads:
             self._jobs.put(None)
         deadline = time.monotonic() + self._runtime.config.drain_secs
@@ -287,8 +301,11 @@ class Worker:
         claimer.join(GOODBYE_SECONDS)
         helper.start()
         helper.join(max(0.0, patience - time.monotonic()))
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while time.monotonic() < deadline and (alive := [thread for thread in threads if thread.is_alive()]):
+            if self._failed is not None and len(alive) <= self._stuck_now():
+                # It ends for these very calls, which nobody knows an end of.
+                break
+            alive[0].join(min(0.1, max(0.0, deadline - time.monotonic())))
         self.abandoned = any(thread.is_alive() for thread in threads)
         if self._runtime.wakers <= {self._wake}:
             # Otherwise another worker of this process still counts on it.
@@ -303,7 +320,9 @@ class Worker:
             for execution in left:
                 # Before they are anybody else's, so that none of them begins another step.
                 execution.lose()
-            held = [(execution.run.id, execution.run.epoch) for execution in left]
+            # Not those that are stuck: another worker would begin the next attempt while the call goes on here. Their
+            # leases end after this process did.
+            held = [(execution.run.id, execution.run.epoch) for execution in left if not execution.stuck]
             if held:
                 logger.info("handing back %d runs that did not finish in time", len(held))
                 self._store.hand_back(held)
@@ -318,6 +337,7 @@ class Worker:
         while True:
             job = self._jobs.get()
             if job is None:
+                self._leave()
                 return
             began = time.monotonic()
             try:
@@ -331,9 +351,51 @@ class Worker:
                 with self._count:
                     self._average_ms += (elapsed - self._average_ms) * 0.1
                     self._outstanding -= 1
-                    hungry = self._outstanding < self._hungry_below
-                if hungry:
+                if self._stuck:
+                    self._fit_threads()
+                if self._busy < self._hungry_below:
                     self._wake.set()
+
+    @property
+    def _busy(self) -> int:
+        """Runs that are claimed and not settled, but for those whose thread is stuck."""
+        return self._outstanding - self._stuck
+
+    def _stuck_now(self) -> int:
+        return sum(execution.stuck for execution in self._keeper.live())
+
+    def _fit_threads(self) -> None:
+        """Have so many executors that `concurrency` are free of stuck calls, but never more than twice as many."""
+        with self._count:
+            stuck = self._stuck_now()
+            freed, self._stuck = stuck > self._stuck, stuck
+            if self._stopping.is_set():
+                return
+            missing = min(self.concurrency + stuck, 2 * self.concurrency) - (len(self._executors) - self._surplus)
+            for _ in range(missing):
+                thread = self._thread(self._execute_jobs, f"workflows-{next(self._numbers)}")
+                thread.start()
+                self._executors.append(thread)
+            for _ in range(-missing):
+                self._surplus += 1
+                self._jobs.put(None)
+        if stuck > self.concurrency:
+            self._failed = SetupError("too many threads of the worker are stuck")
+            self.stop()
+            logger.critical(
+                "%d calls of steps that timed out go on in this worker, more than it may have threads for: it stops; "
+                "pass time-outs to the libraries that these steps call",
+                stuck,
+            )
+        if freed:
+            self._wake.set()
+
+    def _leave(self) -> None:
+        """End this executor, which is one too many; all of them are when the worker stops."""
+        with self._count:
+            if self._surplus:
+                self._surplus -= 1
+                self._executors.remove(threading.current_thread())
 
     def _execute(self, job: Job) -> None:
         if self._stopping.is_set() or self._store.ticks() - job.run.ticks > self._store.lease_ms / 2:
@@ -373,7 +435,7 @@ class Worker:
 
     def _patience(self) -> float:
         """How long to wait for a wake-up: the heartbeat and what waits behind others allow less than a slow poll."""
-        longest = AHEAD_SECONDS if self._outstanding > self.concurrency else HEARTBEAT_SECONDS
+        longest = AHEAD_SECONDS if self._busy > self.concurrency else HEARTBEAT_SECONDS
         return min(self._runtime.config.poll_interval_ms / 1000, longest)
 
     def _round(self) -> bool:
@@ -387,16 +449,17 @@ class Worker:
                 self._strays = False
         self._keep_house()
         self._return_unbegun()
+        self._fit_threads()
         with self._count:
-            outstanding = self._outstanding
+            busy = self._busy
             self._hungry_below = 0
         if self._alone or self._room_since:
-            if outstanding:
+            if busy:
                 self._be_hungry(1)
                 return False
             self._alone, self._room_since = False, 0.0
-        free = self.concurrency - outstanding
-        more = self._claim_free(free, alone=outstanding == 0) if free > 0 else self._claim_ahead(outstanding)
+        free = self.concurrency - busy
+        more = self._claim_free(free, alone=busy == 0) if free > 0 else self._claim_ahead(busy)
         if self._store.events_wait:
             self._store.events_wait = False
             more = self._runtime.events.match_all() or more
@@ -415,8 +478,8 @@ class Worker:
         self._dispatch(batch)
         return len(batch) == free
 
-    def _claim_ahead(self, outstanding: int) -> bool:
-        room = self._room_ahead() - (outstanding - self.concurrency)
+    def _claim_ahead(self, busy: int) -> bool:
+        room = self._room_ahead() - (busy - self.concurrency)
         if time.monotonic() - self._careful_at > self._runtime.config.poll_interval_ms / 1000:
             # Runs that lost a worker are only taken into free threads: let one become free.
             self._be_hungry(self.concurrency)
@@ -437,10 +500,10 @@ class Worker:
         return min(MOST_AHEAD, int(self.concurrency * SHORT_MS / max(self._average_ms, 1.0)))
 
     def _be_hungry(self, below: int) -> None:
-        """Be woken when fewer than that many runs are outstanding; at once if it is so already."""
+        """Be woken when this worker is busy with fewer than that many runs; at once if it is so already."""
         with self._count:
             self._hungry_below = below
-            if self._outstanding < below:
+            if self._busy < below:
                 self._wake.set()
 
     def _dispatch(self, batch: Sequence[ClaimedRun]) -> None:
@@ -456,7 +519,7 @@ class Worker:
     def _return_unbegun(self) -> None:
         """Give back what waits behind runs that turned out long: nothing was claimed or settled for a while."""
         quiet = time.monotonic() - max(self._ahead_at, self._settled_at)
-        if self._outstanding > self.concurrency and quiet > AHEAD_SECONDS:
+        if self._busy > self.concurrency and quiet > AHEAD_SECONDS:
             self._average_ms = 2 * SHORT_MS
             self._hand_back_unbegun()
 
@@ -528,7 +591,7 @@ class Worker:
 
     def _make_room(self, now: float) -> None:
         """Claim nothing while a run on its last chance waits for an idle worker; but not for ever behind a long step."""
-        if not self._outstanding or now < self._no_room_before or not self._store.care_is_due(self._scope):
+        if not self._busy or now < self._no_room_before or not self._store.care_is_due(self._scope):
             self._room_since = 0.0
         elif not self._room_since:
             self._room_since = now

@@ -179,6 +179,16 @@ def flaky(name: str, failures: int) -> str:
     return name
 
 
+@workflows.step(timeout=1, retry=Retry(attempts=3, backoff=Retry.constant(0)))
+def hung(name: str, release: str) -> str:
+    """Hang at its first call, until the file is there."""
+    note(name)
+    if times_noted(name) == 1:
+        await_file(release)
+        note("returns")
+    return name
+
+
 @workflows.step
 def fork() -> int:
     """Start a run in a forked process; its exit code."""
@@ -281,6 +291,12 @@ def large(text: str) -> None:
 @workflows.workflow
 def waiting_for(release: str) -> str:
     blocked("before", release)
+    return plain("after")
+
+
+@workflows.workflow
+def hanging(release: str) -> str:
+    hung("hung", release)
     return plain("after")
 
 

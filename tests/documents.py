@@ -7,7 +7,7 @@ Every fence names its language. The blocks of Python of a page run from top to b
 - `<!-- body: trip=7 -->` says that the next block is part of a workflow's body: it is executed in a run, which is started
   with these arguments and must complete;
 - a first line `# shop.py` puts the block in that file; a second block of the file goes to its end. Where a page has
-  files named `test_….py`, they are run by pytest.
+  files named `test_….py`, they are run by pytest. Of `FOLLOWED` pages the shell commands are executed too, in order.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
 )
+
+#: Pages that are done from beginning to end, by `test_first_hour.py`.
+FOLLOWED = ("README.md", "docs/quick-start.md", "docs/tutorial.md")
 
 _BLOCK = re.compile(
     r"(?:^<!-- body: *(?P<body>.*?) *-->\n+)?^(?P<fence>```+)(?P<language>.*)\n(?P<text>(?:.*\n)*?)(?P=fence)$"

@@ -154,9 +154,26 @@ def _rows(rows: Rows) -> dict[str, str]:
     rows.step(failed, "load", 1)
     rows.step(failed, "render", 2, "failed", attempts=5, error=error_of_a_render(), earlier=_earlier())
     cancelling = rows.run("running", worker=worker, due_at=NOW_MS + 9_000, cancel_requested_at=NOW_MS - 8_000)
+    parent = rows.run("waiting", ago=60, due_at=None)
+    child = rows.run("running", ago=50, worker=worker, due_at=NOW_MS + 20_000, parent_id=parent)
+    rows.step(parent, "load", 1)
+    rows.step(parent, "$undo:unload", 2, "pushed", kind="undo")
+    rows.step(parent, "$start:onboarding", 3, kind="start", output=json.dumps({"id": child}))
+    rows.step(parent, "$parallel", 4, "running", kind="parallel")
+    rows.step(parent, "4.0/$result", 1, "waiting", kind="result")
+    rows.step(parent, "4.1/$parallel", 1, kind="parallel")
+    rows.step(parent, "4.1/1.0/load", 1)
+    rows.run("completed", ago=40, forked_from=parent)
     long = rows.run(ago=5_000, output=json.dumps({"rows": list(range(9_000))}))
     rows.insert(models.steps, [step_row(long, f"fetch#{number}", number) for number in range(1, 301)])
-    found = {"running": running, "lost": late, "failed": failed, "cancelling": cancelling, "long": long}
+    found = {
+        "parent": parent,
+        "running": running,
+        "lost": late,
+        "failed": failed,
+        "cancelling": cancelling,
+        "long": long,
+    }
     found["gone"] = rows.run("pending", ago=720)
     found["cancelled"] = rows.run("cancelled", ago=700)
     found["pending"] = rows.run("pending", ago=10)

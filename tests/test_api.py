@@ -128,6 +128,10 @@ def test_run_has_the_documented_shape(client: FlaskClient, rows: Rows) -> None:
         "output": None,
         "error": None,
         "cause": None,
+        "parent_id": None,
+        "forked_from": None,
+        "paused_at": None,
+        "deadline_at": None,
         "wake_at": "2026-12-07T12:00:00.000Z",
         "created_at": "2026-11-30T11:59:00.000Z",
         "started_at": "2026-11-30T11:59:00.000Z",
@@ -166,6 +170,8 @@ def test_run_has_the_documented_shape(client: FlaskClient, rows: Rows) -> None:
         ],
         "step_count": 2,
         "steps_after": None,
+        "children": [],
+        "forks": [],
     }
 
 
@@ -186,7 +192,7 @@ def test_every_status_has_that_shape(one_client: FlaskClient, status: str) -> No
         assert shown["error"] == {
             "type": "KeyError", "message": "'vat_id'", "step": None, "kind": "step", "traceback": "Traceback …",
         }  # fmt: skip
-    left_out = {"input", "output", "steps", "step_count", "steps_after"}
+    left_out = {"input", "output", "steps", "step_count", "steps_after", "children", "forks"}
     assert {name for name in shown if name not in listed} == left_out
     assert listed == {name: _without_traceback(value) for name, value in shown.items() if name not in left_out}
 

@@ -72,6 +72,10 @@ def one_client(sqlite_url: str, make_app: apps.MakeApp, workflows: Workflows) ->
     return make_app(sqlite_url, workflows=workflows).test_client()
 
 
+#: Of a run that came of none, and that none came of.
+_NO_KIN: dict[str, list[object]] = {"children": [], "forks": []}
+
+
 def audit_of(app: Flask) -> list[tuple[str, str, str | None, str]]:
     with read.reading(apps.runtime_of(app).engine) as connection:
         entries = read.list_audit(connection).entries
@@ -100,10 +104,11 @@ def test_run_is_acted_on(app: Flask, rows: Rows, action: str, before: str, after
 
     shown = post(client, f"/runs/{run_id}/{action}", {"epoch": seen["epoch"], "reason": "they asked"})
 
+    without_steps = {"steps": [], "step_count": 0, "steps_after": None, **_NO_KIN}
     assert (shown["status"], shown["cancelling"]) == after
     assert shown["input"] == {"user_id": 8}
     assert shown["wake_at"] == ("2026-11-30T12:00:00.000Z" if action == "wake" else None)
-    assert get(client, f"/runs/{run_id}") == {**shown, "steps": [], "step_count": 0, "steps_after": None}
+    assert get(client, f"/runs/{run_id}") == {**shown, **without_steps}
     assert audit_of(app) == [("ana", action, run_id, "they asked")]
 
 
@@ -194,7 +199,8 @@ def test_run_is_forked(app: Flask, rows: Rows) -> None:
 
     assert (made["forked_from"], made["status"], made["key"], made["created"]) == (run_id, "pending", None, True)
     assert [step["key"] for step in get(client, f"/runs/{made['id']}")["steps"]] == ["load"]
-    assert get(client, f"/runs/{run_id}")["status"] == "failed"
+    other = get(client, f"/runs/{run_id}")
+    assert (other["status"], [fork["id"] for fork in other["forks"]]) == ("failed", [made["id"]])
     assert audit_of(app) == [("ana", "fork", run_id, "anew")]
 
 
@@ -242,6 +248,8 @@ def test_children_are_cancelled_or_kept(app: Flask, rows: Rows, body: dict[str, 
 
     shown = get(client, f"/runs/{child}")
     assert (shown["status"], shown["parent_id"]) == (after, parent)
+    listed = {"id": child, "workflow": "onboarding", "status": after}
+    assert get(client, f"/runs/{parent}")["children"] == [listed]
 
 
 def test_children_is_true_or_false(one_client: FlaskClient) -> None:
@@ -444,7 +452,7 @@ def test_run_is_started(app: Flask) -> None:
     assert again.status_code == 200
     assert again.json == {**started, "created": False}
     shown = get(client, f"/runs/{started['id']}")
-    assert {**shown, "created": True} == {**started, "steps": [], "step_count": 0, "steps_after": None}
+    assert {**shown, "created": True} == {**started, "steps": [], "step_count": 0, "steps_after": None, **_NO_KIN}
     assert audit_of(app)[-1] == ("ana", "start", started["id"], "by hand")
 
 

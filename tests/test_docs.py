@@ -33,6 +33,7 @@ from tests.documents import Block
 from tests.documents import blocks_of
 from tests.documents import commands_of
 from tests.documents import files_of
+from tests.documents import FOLLOWED
 from tests.documents import PAGES
 from tests.documents import ROOT
 from tests.documents import text_of
@@ -86,7 +87,9 @@ def test_python_of_a_page_runs(page: str, module: ModuleType) -> None:
         else:
             _run_body(block, module)
 
-    assert ran or files_of(page)
+    files = files_of(page)
+    assert ran or files
+    assert not files or page in FOLLOWED or any("test_" in name for name in files), "nothing executes these files"
 
 
 def _compiled(block: Block, source: str) -> Any:

@@ -18,6 +18,7 @@ from flask_workflows.explain import now_doing
 from flask_workflows.explain import plain
 from flask_workflows.explain import state
 from flask_workflows.explain import Surroundings
+from flask_workflows.explain import telling_steps
 from flask_workflows.explain import why
 from flask_workflows.explain import work_command
 from flask_workflows.runs import Awaited
@@ -259,6 +260,43 @@ def test_queue_name_is_quoted_for_the_shell() -> None:
 
 
 # Running -----------------------------------------------------------------------------------
+
+
+def timed_out(key: str = "render_pdf", status: str = "retrying", **values: Any) -> Step:
+    message = "took longer than its time-out of 30 s; the run waits for its call, in 'h:1', to return, and discards"
+    return a_step(key, status, error=RunError("flask_workflows.errors.StepTimeout", message), **values)
+
+
+def test_step_that_timed_out_is_waited_for_while_its_run_is_held() -> None:
+    run = a_run(RunStatus.RUNNING, worker="w1", due_at=soon(20))
+    step = timed_out(due_at=soon(5))
+
+    assert line(run, step) == "step 4, render_pdf, timed out, on web-2:4411"
+    assert sentences(run, step)[0] == (
+        "Step 4, render_pdf, timed out after 30 s; its call goes on in web-2:4411, and the next attempt waits for it."
+    )
+    assert sentences(run, *telling_steps([a_step("before", "completed"), timed_out(status="failed")]))[0] == (
+        "Step 4, render_pdf, timed out after 30 s; its call goes on in web-2:4411, and the run waits for it."
+    )
+    assert sentences(replace(run, cancel_requested_at=ago(4)), step) == [
+        "Cancelling was asked for 4 s ago; the run stops at its next step.",
+        "Step 4, render_pdf, timed out after 30 s; its call goes on in web-2:4411, and the run waits for it.",
+    ]
+    # Once it sleeps, the call has returned.
+    assert sentences(a_run(RunStatus.SLEEPING, due_at=soon(5)), step)[0] == (
+        "Step 4, render_pdf, failed once, with StepTimeout. Next try in 5 s."
+    )
+
+
+def test_run_that_went_on_after_a_time_out_is_not_said_to_wait() -> None:
+    run = a_run(RunStatus.RUNNING, worker="w1", due_at=soon(20))
+
+    told = telling_steps([timed_out(status="failed"), a_step("next", position=5)])
+    assert line(run, *told) == "step 5, next, on web-2:4411"
+    # In a branch it may have returned by now, while another branch works.
+    told = telling_steps([timed_out("1.0/render_pdf"), a_step("1.1/next", position=5)])
+    assert line(run, *told) == "step 5, 1.1 next, on web-2:4411"
+    assert line(run, timed_out("1.0/render_pdf")).startswith("step 4, 1.0 render_pdf, timed out")
 
 
 def test_running_run_names_its_step_and_worker() -> None:

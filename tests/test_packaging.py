@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
@@ -95,3 +97,33 @@ def test_drivers_and_migrations_are_extras(metadata: Message) -> None:
         "flask-sqlalchemy",
         "sqlalchemy",
     ]
+
+
+def test_readme_reads_on_its_own(metadata: Message) -> None:
+    """On the package index no file stands beside it."""
+    page = str(metadata.get_payload())
+
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert page.startswith("# Flask-Workflows\n")
+    # As in the checkout, but for links into it and what only tests read.
+    assert "(docs/tutorial.md)" in page
+    assert re.findall(r"\]\((?!\w+:)[^)]*\)", page) == []
+    assert "<!--" not in page
+    assert "![" not in page
+
+
+def test_sdist_holds_what_the_wheel_is_built_from_and_the_documentation(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (path,) = tmp_path.glob("*.tar.gz")
+
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    folders = ("docs/", "example_app/", "flask_workflows/", "migrations/", "static/", "templates/", "tests/")
+    files = ("CHANGES.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "zensical.toml")
+    wanted = {name for name in tracked.stdout.splitlines() if name.startswith(folders) or name in files}
+    assert wanted - names == set()
+    assert {name for name in names if name.startswith(("site/", ".venv/"))} == set()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,8 +33,8 @@ from tests.processes import unfinished
 from tests.processes import waiting
 from tests.processes import working
 
-#: How long runs are cancelled and retried at random.
-MEDDLE_SECONDS = float(os.environ.get("MEDDLE_SECONDS", "5"))
+#: Of each of eight threads; about half of them find a run that lets them.
+MEDDLINGS = 80
 
 #: Sleeping runs, as if they had been started one by one.
 SLEEPERS = """
@@ -320,7 +318,7 @@ def test_b18_cancelling_and_retrying_at_random_meets_no_deadlock(busy: Flask, fl
     def meddle() -> int:
         chance, done = random.Random(), 0
         with busy.app_context():
-            while time.monotonic() < until:
+            for _ in range(MEDDLINGS):
                 with suppress(RunFinished, RunNotFailed, RunChanged):
                     run_id = chance.choice(runs)
                     if chance.random() < 0.5:
@@ -330,12 +328,11 @@ def test_b18_cancelling_and_retrying_at_random_meets_no_deadlock(busy: Flask, fl
                     done += 1
         return done
 
-    until = time.monotonic() + MEDDLE_SECONDS
     with ThreadPoolExecutor(8) as pool:
         meddled = sum(done.result() for done in [pool.submit(meddle) for _ in range(8)])
-    eventually(lambda: not unfinished(busy), within=20)
+    eventually(lambda: not unfinished(busy), within=60)
 
-    assert meddled > 200
+    assert meddled > 100
     assert len(rows(busy, "SELECT id FROM workflow_runs WHERE status IN ('completed', 'cancelled')")) == 300
     assert rows(busy, "SELECT run, step FROM effects GROUP BY 1, 2 HAVING count(*) > 1") == []
     assert "WARNING" not in fleet.logs()

@@ -90,7 +90,7 @@ def workflows() -> Workflows:
     def charge(account: int) -> None:
         """Takes the money."""
 
-    @workflows.step(transactional=True)
+    @workflows.step(transactional=True, timeout=90)
     def book() -> None: ...
 
     workflows.event("refund.approved")(Refund)
@@ -136,7 +136,9 @@ def test_registry_lists_what_is_declared(client: FlaskClient, rows: Rows) -> Non
     )
     assert "charge Takes the money. 5 attempts, 1 min after the first, doubled each time, at most 1 h" in text
     assert "not again after Declined" in text
-    assert "book 3 attempts, 10 s after the first, each time 10 s more transactional" in text
+    assert (
+        "book 3 attempts, 10 s after the first, each time 10 s more; times out after 1 min 30 s transactional" in text
+    )
     assert "refund.approved tests.test_registry_page.Refund order: int, note: NotRequired[str]" in text
     assert "order.paid tests.test_registry_page.Paid order: int, amount: float" in text
     assert "nothing.typed plain JSON" in text

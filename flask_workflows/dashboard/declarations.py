@@ -97,6 +97,11 @@ def retry(policy: Retry) -> str:
     return ", ".join(parts)
 
 
+def time_out(milliseconds: int | None) -> str:
+    """What follows a policy where an attempt has a time-out."""
+    return "" if milliseconds is None else f"; times out after {_length(milliseconds)}"
+
+
 def _backoff(policy: Retry) -> Iterator[str]:
     backoff = policy.backoff
     assert backoff is not None

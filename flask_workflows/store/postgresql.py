@@ -124,6 +124,14 @@ class PostgreSQL:
         execute = connection.execute
         return lambda statement, params: execute(statement, params, prepare=None if statement in but else False)
 
+    def replanning(self, execute: Any, run_id: str) -> Any:
+        """How to execute on a connection of the app's, whose settings are not ours.
+
+        A plan kept there from when the tables were tiny would read all of a large one. The driver keeps plans by the
+        statement's text, so here each run has its own.
+        """
+        return lambda statement, params: execute(f"{statement}-- {run_id}", params)
+
     def claim(self, connection: Any, scope: str, params: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
         # Planned afresh each time: a plan kept from when the table was empty would scan all of it later.
         cursor = connection.execute(_claim_sql(scope), params, prepare=False)

@@ -147,6 +147,9 @@ class SQLite:
     def afresh(self, connection: sqlite3.Connection, *, but: Set[str]) -> Any:
         return connection.execute
 
+    def replanning(self, execute: Any, run_id: str) -> Any:
+        return execute
+
     def claim(
         self, connection: sqlite3.Connection, scope: str, params: Mapping[str, Any]
     ) -> tuple[list[tuple[Any, ...]], bool]:

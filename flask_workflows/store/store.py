@@ -427,7 +427,8 @@ class Store:
     def record_in(self, connection: sa.Connection, run_id: str, epoch: int, write: StepWrite, *, touch: bool) -> Fenced:
         """As `record`, inside the caller's transaction: his writes and the step commit or vanish together."""
         params = self.params(run_id=run_id, epoch=epoch)
-        fenced = self.dialect.record(self.execute_on(connection), params, [write], touch=touch)
+        execute = self.dialect.replanning(self.execute_on(connection), run_id)
+        fenced = self.dialect.record(execute, params, [write], touch=touch)
         if fenced is None:
             raise LeaseGone
         return fenced

@@ -19,11 +19,14 @@ from .inputs import Problem
 from .operation import api_get
 from .operation import enter
 from .operation import Operation
+from .shapes import relative_shape
 from .shapes import run_in_list
 from .shapes import run_shape
 from .shapes import step_shape
 
 STEPS = 1_000
+#: Of the runs it started, and of its forks.
+RELATIVES = 100
 
 
 def runs(visit: Visit, given: Given) -> ResponseReturnValue:
@@ -62,6 +65,8 @@ def run(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
         page = read.read_step_page(
             connection, run_id, after=given["steps_after"], limit=given["steps_limit"], payloads=payloads
         )
+        children = read.list_children(connection, run_id, visit.scope, limit=RELATIVES)
+        forks = read.list_forks(connection, run_id, visit.scope, limit=RELATIVES)
     if whole is None:
         return visit.no_run(run_id)
     if page is None:
@@ -72,6 +77,8 @@ def run(visit: Visit, run_id: str, given: Given) -> ResponseReturnValue:
             "steps": [step_shape(visit, step, page.waits.get(step.key), payloads=payloads) for step in page.steps],
             "step_count": page.total,
             "steps_after": page.after,
+            "children": [relative_shape(one) for one in children],
+            "forks": [relative_shape(one) for one in forks],
         }
     )
 

@@ -13,6 +13,7 @@ from ...redaction import redact_text
 from ...runs import Attempt
 from ...runs import AuditEntry
 from ...runs import decode
+from ...runs import Relative
 from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
@@ -44,6 +45,8 @@ def run_in_list(run: Run) -> Shape:
         "cause": run.cause,
         "parent_id": run.parent_id,
         "forked_from": run.forked_from,
+        "paused_at": instant(run.paused_at),
+        "deadline_at": instant(run.deadline_at),
         "wake_at": instant(run.due_at) if run.status in _SUSPENDED else None,
         "created_at": instant(run.created_at),
         "started_at": instant(run.started_at),
@@ -58,6 +61,10 @@ def run_shape(visit: Visit, run: Run) -> Shape:
     if visit.may(Permission.VIEW_PAYLOAD, run):
         shape |= _values(run)
     return shape
+
+
+def relative_shape(run: Relative) -> Shape:
+    return {"id": run.id, "workflow": run.workflow, "status": str(run.status)}
 
 
 def step_shape(visit: Visit, step: Step, waited: str | None, *, payloads: bool) -> Shape:

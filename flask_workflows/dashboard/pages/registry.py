@@ -216,7 +216,7 @@ def _step_row(runtime: Runtime, step: Step[Any, Any]) -> StepRow:
         name=step.name,
         place=declarations.place(step.place),
         description=declarations.docstring(step.function).partition("\n")[0],
-        retry=declarations.retry(runtime.retry_of(step)),
+        retry=declarations.retry(runtime.retry_of(step)) + declarations.time_out(step.timeout_ms),
         raises=", ".join(cls.__name__ for cls in step.raises),
         transactional=step.transactional,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from ...explain import Instant
 from ...explain import Name
 from ...explain import state
 from ...explain import Surroundings
+from ...explain import telling_steps
 from ...explain import Text
 from ...explain import Why
 from ...explain import why
 from ...explain import worker_name
+from ...names import path_of
 from ...payloads import Folded
 from ...payloads import Frame
 from ...payloads import LIMIT
@@ -39,6 +42,7 @@ from ...runs import Head
 from ...runs import PROGRESS
 from ...runs import Published
 from ...runs import Received
+from ...runs import Relative
 from ...runs import Run
 from ...runs import RunError
 from ...runs import RunStatus
@@ -57,6 +61,11 @@ BESIDE_MANY = 3_000
 LINES = 200
 LINES_BESIDE_MANY = 40
 _TRACEBACK_LIMIT = 65_536
+#: Of the runs it started, and of its forks, so many are listed.
+MOST_KIN = 10
+
+#: What is said of a call that undoes, by its status.
+_UNDOES = {"pushed": "Stands by to undo", "completed": "Undone", "failed": "Could not be undone"}
 
 
 _NONE = Count(0)
@@ -83,12 +92,36 @@ class Looked:
     history: AuditPage | None = None
     #: Ids of the runs that its calls started, by the calls' keys.
     started: Mapping[str, str] = field(default_factory=dict)
+    #: Those, the run that started it, and the one that it is a fork of; by id, as far as the visitor may see them.
+    relatives: Mapping[str, Relative] = field(default_factory=dict)
+    #: The newest runs it started, and the newest forks of it; one more than are shown where there are more.
+    children: Sequence[Relative] = ()
+    forks: Sequence[Relative] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
     label: str
     text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class RelatedRun:
+    """A run to go on to; `state` is empty where no more than its id is known."""
+
+    id: str
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Runs that stand to this one in one way; `search` finds all of them, where there may be more."""
+
+    label: str
+    runs: tuple[RelatedRun, ...]
+    more: bool = False
+    search: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +137,12 @@ class StepRow:
     problem: str
     current: bool
     #: The run that the call started.
-    started: str | None
+    started: RelatedRun | None
+    #: What else there is to say of it.
+    note: Text
+    #: In how many branches it is, one in another, and whether it is the first call of its branch.
+    depth: int
+    begins: bool
     gap: int = 0
 
 
@@ -184,6 +222,7 @@ class RunPage:
     error: ErrorShown | None
     received: tuple[ReceivedRow, ...]
     published: tuple[PublishedRow, ...]
+    kin: tuple[Kin, ...]
     #: Null where the visitor may not see it.
     history: tuple[HistoryRow, ...] | None
     older_history: bool
@@ -192,7 +231,7 @@ class RunPage:
 def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, str] | None]) -> RunPage:
     """`links` says by the name of what helps most where that is."""
     run, steps, around = looked.run, looked.steps, looked.around
-    open_steps = [step for step in steps if not step.finished]
+    open_steps = telling_steps(steps)
     failed = failed_step(run, steps)
     because = why(run, open_steps, around, failed=failed, beside=looked.beside)
     best = next((action for action in offers.actions if action.name == because.action), None)
@@ -224,6 +263,7 @@ def run_page(looked: Looked, offers: Offers, links: Callable[[str], tuple[str, s
         error=None if run.error is None else _error(looked.cause or run.error, failed, around, many),
         received=tuple(map(_received, looked.received)),
         published=tuple(_published(looked.published, around)),
+        kin=tuple(_kin(looked)),
         history=None if looked.history is None else tuple(map(_done, looked.history.entries)),
         older_history=looked.history is not None and looked.history.older is not None,
     )
@@ -302,9 +342,12 @@ def _same(one: RunError | None, other: RunError) -> bool:
 
 def _step_rows(looked: Looked, failed: Step | None) -> Iterable[StepRow]:
     last = 0
+    seen = {""}
     limit = 200 if len(looked.steps) <= MANY_STEPS else 40
     for step in looked.steps:
         number = step.number or step.position
+        path = path_of(step.key)
+        started = looked.started.get(step.key)
         yield StepRow(
             number=number,
             key=step.key,
@@ -314,10 +357,71 @@ def _step_rows(looked: Looked, failed: Step | None) -> Iterable[StepRow]:
             took=_step_took(step),
             problem="" if step.error is None else _one_line(step.error, looked.around, limit),
             current=not step.finished or step is failed,
-            started=looked.started.get(step.key),
+            started=None if started is None else _related(started, looked.relatives),
+            note=_note(step, looked),
+            depth=path.count("/"),
+            begins=path not in seen,
             gap=number - last - 1,
         )
         last = number
+        seen.add(path)
+
+
+def _note(step: Step, looked: Looked) -> Text:
+    if step.kind == "parallel":
+        return _branches(step, looked)
+    if step.kind != "undo":
+        return ()
+    word = _UNDOES.get(step.status, "Undoes it now")
+    if step.status == "pushed" and looked.run.finished:
+        word = "Was not needed"
+    done = _pushed_after(step, looked.steps)
+    return (
+        (word,)
+        if done is None
+        else (f"{word}, pushed after {phrases.number(done.number or done.position)} ", Name(done.label))
+    )
+
+
+def _pushed_after(undo: Step, steps: Sequence[Step]) -> Step | None:
+    """The step that an undo was pushed after, in its branch; null where it is not among these."""
+    path = path_of(undo.key)
+    before = [s for s in steps if s.kind == "step" and s.position < undo.position and path_of(s.key) == path]
+    return max(before, key=lambda step: step.position, default=None)
+
+
+def _branches(parallel: Step, looked: Looked) -> Text:
+    """How the branches of a parallel call stand, where all calls are here to tell."""
+    if len(looked.steps) < looked.step_count or len(looked.steps) != (looked.steps[-1].number or 0):
+        return ()
+    begins = f"{path_of(parallel.key)}{parallel.position}."
+    last = {path_of(step.key): step.status for step in looked.steps}
+    standing = [
+        status for path, status in last.items() if path.startswith(begins) and path.count("/") == begins.count("/") + 1
+    ]
+    counted = Counter(standing)
+    said = ", ".join(f"{phrases.number(count)} {status}" for status, count in counted.items())
+    return (f"{phrases.several(len(standing), 'branch', 'branches')}, their last calls: {said}",) if standing else ()
+
+
+def _related(run_id: str, known: Mapping[str, Relative]) -> RelatedRun:
+    found = known.get(run_id)
+    return RelatedRun(run_id, "Show the run", "") if found is None else RelatedRun(run_id, found.workflow, found.status)
+
+
+def _kin(looked: Looked) -> Iterator[Kin]:
+    run = looked.run
+    if run.parent_id is not None:
+        yield Kin("Started by", (_related(run.parent_id, looked.relatives),))
+    if run.forked_from is not None:
+        yield Kin("Forked from", (_related(run.forked_from, looked.relatives),))
+    for label, found, search in (
+        ("It started", looked.children, f"parent:{run.id}"),
+        ("Its forks", looked.forks, None),
+    ):
+        if found:
+            shown = tuple(RelatedRun(one.id, one.workflow, one.status) for one in found[:MOST_KIN])
+            yield Kin(label, shown, len(found) > MOST_KIN, search)
 
 
 def _step_took(step: Step) -> Text:
@@ -387,10 +491,6 @@ def _facts(looked: Looked) -> Iterable[Fact]:
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:
         yield Fact("Key", (Name(run.key),))
-    if run.parent_id is not None:
-        yield Fact("Started by run", (Name(run.parent_id),))
-    if run.forked_from is not None:
-        yield Fact("Forked from", (Name(run.forked_from),))
 
 
 def _busy(steps: Sequence[Step], step_count: int) -> Text:

@@ -24,6 +24,7 @@ from ..pages.actions import offers
 from ..pages.actions import Scene
 from ..pages.run import failed_step
 from ..pages.run import Looked
+from ..pages.run import MOST_KIN
 from ..pages.run import run_page
 from ..pages.run import SMALL
 from ..routes import get
@@ -113,6 +114,8 @@ def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
         heads = read.read_heads(connection, run.id, DECODE_LIMIT) if payloads else (None, None)
         history = read.list_audit(connection, run_id=run.id, limit=HISTORY) if may_audit else None
         open_steps = [step for step in steps if not step.finished]
+        started = read.read_started(connection, run.id, [step.key for step in steps if step.kind == "start"])
+        related = (*started.values(), *filter(None, (run.parent_id, run.forked_from)))
         return Looked(
             run=run,
             steps=steps,
@@ -132,7 +135,10 @@ def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
             received=read.read_received(connection, run.id, payload_limit=_BEYOND if payloads else 0),
             published=read.read_published(connection, run.id, value_limit=_BEYOND),
             history=history,
-            started=read.read_started(connection, run.id, [step.key for step in steps if step.kind == "start"]),
+            started=started,
+            relatives=read.read_relatives(connection, related, visit.scope),
+            children=read.list_children(connection, run.id, visit.scope, limit=MOST_KIN + 1),
+            forks=read.list_forks(connection, run.id, visit.scope, limit=MOST_KIN + 1),
         )
 
 

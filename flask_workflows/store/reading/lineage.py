@@ -37,7 +37,7 @@ def list_children(connection: sa.Connection, run_id: str, seen: Workspaces, *, l
 
 
 def list_forks(connection: sa.Connection, run_id: str, seen: Workspaces, *, limit: int) -> list[Relative]:
-    """The newest forks of a run."""
+    """The newest forks of a run, as far as they lie in the workspaces `seen`."""
     return _relatives(connection, (runs.c.forked_from == run_id) & runs.c.forked_from.is_not(None), limit, seen)
 
 

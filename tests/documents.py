@@ -83,13 +83,13 @@ def files_of(page: str) -> dict[str, str]:
 
 
 def commands_of(page: str) -> Iterator[tuple[str, str]]:
-    """Where a page tells a command, and the command: of blocks for a shell, and `flask workflows …` in the text."""
+    """Where a page tells a command, and the command: of blocks for a shell, and those of ours and of make in the text."""
     for block in blocks_of(page):
         if block.language in ("sh", "console"):
             for command in _commands(block):
                 yield str(block), command
     text = text_of(page)
-    for found in re.finditer(r"`(flask workflows [^`]+)`", text):
+    for found in re.finditer(r"`((?:flask workflows|make) [^`]+)`", text):
         if "…" not in found[1]:
             yield f"{page}:{text.count(chr(10), 0, found.start()) + 1}", " ".join(found[1].split())
 

@@ -168,7 +168,7 @@ def _check(words: list[str]) -> None:
             command.make_parser(context).parse_args(list(rest))
         case ["make", *rest]:
             targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-            assert {word for word in rest if "=" not in word} <= targets
+            assert {word for word in rest if "=" not in word and "/" not in word} <= targets
         case ["pip", "install", *rest]:
             extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
             for word in rest:

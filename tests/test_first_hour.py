@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,9 @@ class Shell:
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "FLASK_RUN_PORT": self.port,
+            # Ours alone, since the many plugins of these tests take long to load.
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_PLUGINS": "_flask_workflows_pytest",
         }
 
     def write(self, block: Block) -> None:
@@ -79,8 +83,15 @@ class Shell:
         return "\n".join(path.read_text() for path in sorted(self.directory.glob("*.log")))
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=LONG) as answer:
-            return str(answer.read().decode())
+        deadline = time.monotonic() + LONG
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=LONG) as answer:
+                    return str(answer.read().decode())
+            except urllib.error.URLError:
+                # The app is loaded again after a change.
+                assert time.monotonic() < deadline, self.logs()
+                time.sleep(0.2)
 
     def close(self) -> None:
         for process in self._servers.values():
@@ -134,6 +145,15 @@ def _fits(printed: str, wanted: list[str]) -> bool:
     """Whether each wanted line is printed, in order; `…` stands for anything, and blanks for as many as there are."""
     parts = [r"\s+".join(re.escape(word).replace("…", ".*") for word in line.split()) for line in wanted]
     return re.search(r".*\n(?:.*\n)*?.*".join(parts), printed) is not None
+
+
+def test_what_a_page_shows_is_compared() -> None:
+    printed = "ab12  waiting  onboarding v1\nmore\ncd34  failed  renewal v1\n"
+
+    assert _fits(printed, [])
+    assert _fits(printed, ["… waiting onboarding v1", "…  failed …"])
+    assert not _fits(printed, ["… failed …", "… waiting …"])
+    assert not _fits(printed, ["… completed …"])
 
 
 @pytest.fixture

@@ -218,7 +218,7 @@ def _fields(cls: type) -> Iterator[list[str]]:
     notes = _notes(inspect.getsource(cls))
     if not dataclasses.is_dataclass(cls) and not hasattr(cls, "_fields"):
         return
-    for name, kind in vars(cls)["__annotations__"].items():
+    for name, kind in inspect.get_annotations(cls).items():
         if not name.startswith("_") and not name.endswith("_json") and cls is not Start:
             # A NamedTuple wraps what is written in quotes.
             kind = getattr(kind, "__forward_arg__", kind)

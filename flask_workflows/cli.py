@@ -187,7 +187,8 @@ def work(concurrency: int | None, queues: tuple[str, ...], name: str | None) -> 
     """Execute runs until SIGTERM or SIGINT.
 
     Then runs under way may go on for WORKFLOWS_DRAIN_SECS, the rest is handed back,
-    and the exit code is 0. A second signal ends at once, with 128 and its number.
+    and the exit code is 0. A second signal ends at once, with 128 and its number. With 1 it
+    ends by itself, where a thread of its own died, or too many are stuck in steps that timed out.
     """
     with _ending_quietly():
         configure_worker_logging(current_runtime().app)

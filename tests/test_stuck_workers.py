@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from flask import Flask
 
 from tests import busy_app
 from tests.processes import eventually
+from tests.processes import execute
 from tests.processes import Fleet
 from tests.processes import read_journal
 from tests.processes import rows
@@ -113,6 +115,8 @@ def test_worker_without_a_thread_to_replace_ends_with_an_error_once_the_others_a
     with log.open("w") as output:
         process = subprocess.Popen(command, env=os.environ | places | config, cwd=ROOT, stderr=output)
     try:
+        # On a busy machine the command takes its time to begin.
+        eventually(lambda: " serves " in log.read_text(), within=60)
         eventually(lambda: timed_out(busy) == 2)
         with busy.app_context():
             busy_app.waiting_for.spawn("finish")
@@ -128,6 +132,7 @@ def test_worker_without_a_thread_to_replace_ends_with_an_error_once_the_others_a
         assert process.wait(timeout=20) == 1
     finally:
         process.kill()
+        process.wait()
     assert rows(busy, "SELECT status FROM workflow_runs WHERE workflow = 'waiting_for'") == [("completed",)]
     # What is stuck is left to its lease.
     held = rows(busy, "SELECT id FROM workflow_runs WHERE worker IS NOT NULL AND status = 'running'")
@@ -158,3 +163,39 @@ def test_stopped_worker_leaves_a_stuck_run_to_its_lease(busy: Flask, fleet: Flee
         (other.pid, "after"),
     ]
     assert rows(busy, "SELECT started_at FROM workflow_steps WHERE \"key\" = 'hung'") >= [(lease_end,)]
+
+
+def test_run_on_its_last_chance_is_not_kept_waiting_by_a_stuck_call(busy: Flask, tmp_path: Path) -> None:
+    hanging = spawn_hanging(busy, 1)
+    with working(busy, concurrency=1), busy.app_context():
+        eventually(lambda: timed_out(busy) == 1)
+        # It took its worker with it twice: it is for a worker that does nothing else.
+        dangerous = busy_app.one.using(delay=0.5).spawn().id
+        execute(busy, "UPDATE workflow_runs SET attempts = 2, losses = 2 WHERE id = :id", id=dangerous)
+        eventually(lambda: unfinished(busy) == hanging)
+        (tmp_path / "release").touch()
+        eventually(lambda: not unfinished(busy))
+
+    assert [entry.words for entry in read_journal(tmp_path)] == ["hung", "1", "returns", "hung", "after"]
+
+
+def test_call_that_returns_while_its_worker_drains_is_followed_by_the_next_attempt_elsewhere(
+    busy: Flask, fleet: Fleet
+) -> None:
+    spawn_hanging(busy, 1)
+    draining = fleet.start(**SHORT_LEASE)
+    eventually(lambda: timed_out(busy))
+    draining.send(signal.SIGTERM)
+    other = fleet.start(**SHORT_LEASE)
+    # Longer than the lease: it is renewed all the while.
+    for _ in waiting(3):
+        assert draining.alive
+    fleet.touch("release")
+    code = draining.wait()
+    eventually(lambda: not unfinished(busy))
+
+    assert code == 0
+    assert [(entry.pid, entry.words) for entry in fleet.journal()] == [
+        *[(draining.pid, "hung"), (draining.pid, "returns")],
+        *[(other.pid, "hung"), (other.pid, "after")],
+    ]

@@ -33,6 +33,7 @@ from flask_workflows import WorkflowsError
 from flask_workflows.errors import RunChanged
 from flask_workflows.errors import RunCompensated
 from flask_workflows.errors import RunNotLost
+from flask_workflows.errors import RunNotPaused
 from flask_workflows.errors import StepNotFound
 from flask_workflows.runs import LIVE
 from flask_workflows.runs import RunQuery
@@ -165,6 +166,10 @@ def cancel_it(app: Flask, clock: Clock) -> None:
     declared.cancel(declared.runs()[0].id)
 
 
+def pause_it(app: Flask, clock: Clock) -> None:
+    declared.pause(declared.runs()[0].id)
+
+
 def then(*acts: Callable[[Flask, Clock], None]) -> Callable[[Flask, Clock], None]:
     def act(app: Flask, clock: Clock) -> None:
         for one in acts:
@@ -199,6 +204,11 @@ STATES: dict[str, tuple[str, Callable[[Flask, Clock], None]]] = {
     "undoing, asleep": ("is undone slowly", tick),
     "undoing, running": ("is undone slowly", then(tick, later(60), claim_alive)),
     "cancelling": ("goes on", then(claim_alive, cancel_it)),
+    "paused": ("goes on", pause_it),
+    "paused asleep": ("sleeps", then(tick, pause_it)),
+    "paused while it waits": ("waits", then(tick, pause_it)),
+    "pausing": ("goes on", then(claim_alive, pause_it)),
+    "paused while undoing": ("is undone slowly", then(tick, pause_it)),
     "completed": ("goes on", tick),
     "failed": ("fails", tick),
     "cancelled": ("sleeps", then(tick, cancel_it)),
@@ -231,39 +241,90 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
     "wake": lambda run_id: declared.wake(run_id),
     "move": lambda run_id: declared.wake(run_id, at=declared.get(run_id).created_at + timedelta(days=30)),
     "release": lambda run_id: declared.release(run_id),
+    "pause": lambda run_id: declared.pause(run_id),
+    "resume": lambda run_id: declared.resume(run_id),
 }
 
 #: The status of the run after it, or what is raised.
 Outcome = str | type[WorkflowsError]
 
-_COLUMNS = ("cancel", "retry", "retry from", "fork", "wake", "move", "release")
+_COLUMNS = ("cancel", "retry", "retry from", "fork", "wake", "move", "release", "pause", "resume")
 
 _NOT_FAILED = (RunNotFailed, RunNotFailed)
 _AWAKE = (RunNotSleeping, RunNotSleeping)
 _OVER = (RunFinished, RunFinished)
 
 TABLE: dict[str, tuple[Outcome, ...]] = {
-    # state: cancel, retry, retry from, fork, wake, move, release
-    "pending": ("cancelled", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost),
-    "delayed": ("cancelled", *_NOT_FAILED, StepNotFound, "sleeping", "sleeping", RunNotLost),
-    "running": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost),
-    "lost": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, "running"),
-    "abandoned": ("cancelled", *_NOT_FAILED, StepNotFound, *_AWAKE, "running"),
-    "sleeping": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost),
-    "retrying": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost),
-    "between attempts": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost),
-    "waiting": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost),
-    "waiting for a child": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost),
-    "waiting in a parallel call": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost),
-    "sleeping in a parallel call": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost),
-    "to be undone": ("pending", *_NOT_FAILED, "pending", *_AWAKE, RunNotLost),
-    "undoing, asleep": (RunFinished, *_NOT_FAILED, RunCompensated, "sleeping", "sleeping", RunNotLost),
-    "undoing, running": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, RunNotLost),
-    "cancelling": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost),
-    "completed": (RunFinished, *_NOT_FAILED, "completed", *_OVER, RunNotLost),
-    "failed": (RunFinished, "pending", "pending", "failed", *_OVER, RunNotLost),
-    "cancelled": (RunFinished, "pending", "pending", "cancelled", *_OVER, RunNotLost),
-    "undone": (RunFinished, RunCompensated, RunCompensated, RunCompensated, *_OVER, RunNotLost),
+    # state: cancel, retry, retry from, fork, wake, move, release, pause, resume
+    "pending": ("cancelled", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost, "pending", RunNotPaused),
+    "delayed": ("cancelled", *_NOT_FAILED, StepNotFound, "sleeping", "sleeping", RunNotLost, "sleeping", RunNotPaused),
+    "running": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost, "running", RunNotPaused),
+    "lost": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, "running", "running", RunNotPaused),
+    "abandoned": ("cancelled", *_NOT_FAILED, StepNotFound, *_AWAKE, "running", "running", RunNotPaused),
+    "sleeping": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost, "sleeping", RunNotPaused),
+    "retrying": ("cancelled", *_NOT_FAILED, "sleeping", "sleeping", "sleeping", RunNotLost, "sleeping", RunNotPaused),
+    "between attempts": (
+        "cancelled",
+        *_NOT_FAILED,
+        "sleeping",
+        "sleeping",
+        "sleeping",
+        RunNotLost,
+        "sleeping",
+        RunNotPaused,
+    ),
+    "waiting": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost, "waiting", RunNotPaused),
+    "waiting for a child": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost, "waiting", RunNotPaused),
+    "waiting in a parallel call": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost, "waiting", RunNotPaused),
+    "sleeping in a parallel call": (
+        "cancelled",
+        *_NOT_FAILED,
+        "sleeping",
+        "sleeping",
+        "sleeping",
+        RunNotLost,
+        "sleeping",
+        RunNotPaused,
+    ),
+    "to be undone": ("pending", *_NOT_FAILED, "pending", *_AWAKE, RunNotLost, RunFinished, RunNotPaused),
+    "undoing, asleep": (
+        RunFinished,
+        *_NOT_FAILED,
+        RunCompensated,
+        "sleeping",
+        "sleeping",
+        RunNotLost,
+        "sleeping",
+        RunNotPaused,
+    ),
+    "undoing, running": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, RunNotLost, "running", RunNotPaused),
+    "cancelling": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost, RunFinished, RunNotPaused),
+    "paused": ("cancelled", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost, "pending", "pending"),
+    "paused asleep": ("cancelled", *_NOT_FAILED, *["sleeping"] * 3, RunNotLost, "sleeping", "sleeping"),
+    "paused while it waits": ("cancelled", *_NOT_FAILED, "waiting", *_AWAKE, RunNotLost, "waiting", "waiting"),
+    "pausing": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, RunNotLost, "running", "running"),
+    "paused while undoing": (
+        RunFinished,
+        *_NOT_FAILED,
+        RunCompensated,
+        *["sleeping"] * 2,
+        RunNotLost,
+        "sleeping",
+        "sleeping",
+    ),
+    "completed": (RunFinished, *_NOT_FAILED, "completed", *_OVER, RunNotLost, RunFinished, RunNotPaused),
+    "failed": (RunFinished, "pending", "pending", "failed", *_OVER, RunNotLost, RunFinished, RunNotPaused),
+    "cancelled": (RunFinished, "pending", "pending", "cancelled", *_OVER, RunNotLost, RunFinished, RunNotPaused),
+    "undone": (
+        RunFinished,
+        RunCompensated,
+        RunCompensated,
+        RunCompensated,
+        *_OVER,
+        RunNotLost,
+        RunFinished,
+        RunNotPaused,
+    ),
 }
 
 
@@ -285,9 +346,10 @@ def assert_outcome(run_id: str, operation: str, outcome: Outcome, where: str) ->
 
 
 def end(app: Flask, clock: Clock) -> None:
-    """Drive every run to its end: workers that said nothing more are lost, and what is waited for comes."""
+    """Drive every run to its end: who is paused is resumed, lost workers are, and what is waited for comes."""
     for _ in range(10):
         clock.move(seconds=31)
+        resume_all()
         run_out(declared, clock)
         if all(run.finished for run in declared.runs()):
             break
@@ -295,9 +357,17 @@ def end(app: Flask, clock: Clock) -> None:
     assert all(run.finished for run in declared.runs())
 
 
+def resume_all() -> None:
+    for run in declared.runs(RunQuery(limit=500)):
+        if run.paused:
+            with suppress(RunNotPaused):
+                declared.resume(run.id)
+
+
 #: How a run ends that is cancelled in no way; of those that were there before all else.
 ENDS = {"failed": "failed", "cancelled": "cancelled", "undone": "failed", "to be undone": "cancelled"}
 ENDS |= {"undoing, asleep": "failed", "undoing, running": "failed", "cancelling": "cancelled"}
+ENDS |= {"paused while undoing": "failed"}
 
 
 @pytest.mark.usefixtures("app_context")
@@ -381,9 +451,9 @@ def state_of(run: Run) -> str:
 
 #: States that only others see, for a moment.
 MOMENTS: dict[str, tuple[Outcome, ...]] = {
-    "undoing, lost": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, "running"),
-    "undoing, due": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, RunNotLost),
-    "cancelling, lost": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, "running"),
+    "undoing, lost": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, "running", "running", RunNotPaused),
+    "undoing, due": (RunFinished, *_NOT_FAILED, RunCompensated, *_AWAKE, RunNotLost, "pending", RunNotPaused),
+    "cancelling, lost": ("running", *_NOT_FAILED, StepNotFound, *_AWAKE, "running", RunFinished, RunNotPaused),
 }
 
 
@@ -449,13 +519,13 @@ def test_operations_at_random_beside_workers_end_in_no_deadlock(
     caplog.set_level(logging.WARNING, "flask_workflows")
     chance = random.Random(0)
     ways = ["goes on", "waits", "waits for a child", "is undone", "fails"]
-    runs = [acting.spawn(chance.choice(ways)).id for _ in range(60)]
-    refused = (RunFinished, RunNotFailed, RunNotSleeping, RunNotLost, RunChanged, StepNotFound)
+    runs = [acting.spawn(chance.choice(ways)).id for _ in range(40)]
+    refused = (RunFinished, RunNotFailed, RunNotSleeping, RunNotLost, RunNotPaused, RunChanged, StepNotFound)
 
     def act(seed: int) -> None:
         own = random.Random(seed)
         with app.app_context():
-            for _ in range(60):
+            for _ in range(40):
                 run_id, operation = own.choice(runs), own.choice(list(OPERATIONS))
                 with suppress(*refused):
                     if operation != "move":
@@ -470,6 +540,7 @@ def test_operations_at_random_beside_workers_end_in_no_deadlock(
             assert not thread.is_alive(), "a deadlock"
 
         def all_have_ended() -> bool:
+            resume_all()
             declared.deliver("go")
             return not any(declared.page(_of(status)).runs for status in LIVE)
 

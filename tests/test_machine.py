@@ -43,6 +43,7 @@ from flask_workflows.errors import RunCompensated
 from flask_workflows.errors import RunFinished
 from flask_workflows.errors import RunNotFailed
 from flask_workflows.errors import RunNotLost
+from flask_workflows.errors import RunNotPaused
 from flask_workflows.errors import RunNotSleeping
 from flask_workflows.forgetting import from_call
 from flask_workflows.runs import LIVE
@@ -98,7 +99,7 @@ SCRIPTS = st.lists(st.recursive(LEAVES, _around, max_leaves=5), min_size=2, max_
 ANY = st.integers(0, 11)
 
 #: What is done by others in the middle of an execution.
-MEANWHILE = ("cancel", "release", "take over", "emit", "send", "wake", "retry")
+MEANWHILE = ("cancel", "release", "take over", "emit", "send", "wake", "retry", "pause", "resume")
 
 
 class Interference:
@@ -155,13 +156,15 @@ class Machine(RuleBasedStateMachine):
 
     # Rules ---------------------------------------------------------------------------------
 
-    @rule(script=SCRIPTS, key=st.sampled_from([None, None, "k"]), delay=st.sampled_from([None, None, 60]))
-    def start(self, script: Script, key: str | None, delay: int | None) -> None:
+    @rule(
+        script=SCRIPTS,
+        key=st.sampled_from([None, None, "k"]),
+        delay=st.sampled_from([None, None, 60]),
+        deadline=st.sampled_from([None, None, 3_000]),
+    )
+    def start(self, script: Script, key: str | None, delay: int | None, deadline: int | None) -> None:
         self.count()
-        self.begin(script, key, delay)
-
-    def begin(self, script: Script, key: str | None = None, delay: int | None = None) -> None:
-        scripted.scripted.using(key=key, delay=delay).spawn(script)
+        scripted.scripted.using(key=key, delay=delay, deadline=deadline).spawn(script)
 
     @rule()
     def tick(self) -> None:
@@ -172,7 +175,7 @@ class Machine(RuleBasedStateMachine):
     @rule(script=SCRIPTS, number=st.integers(1, 12), when=st.sampled_from(["before", "after"]))
     def kill(self, script: Script, number: int, when: When) -> None:
         self.count()
-        self.begin(script)
+        scripted.scripted.spawn(script)
         with Crash(workflows, number, when):
             workflows.tick()
         self.unrecorded_may_run_again()
@@ -180,7 +183,7 @@ class Machine(RuleBasedStateMachine):
     @rule(script=SCRIPTS, number=st.integers(1, 12), which=ANY, act=st.sampled_from(MEANWHILE))
     def tick_while(self, script: Script, number: int, which: int, act: str) -> None:
         self.count()
-        self.begin(script)
+        scripted.scripted.spawn(script)
         store = runtime_of(self.app).store
         store.watcher = Interference(number, lambda: self.meanwhile(which, act))
         try:
@@ -226,7 +229,7 @@ class Machine(RuleBasedStateMachine):
         self.count()
         self.do_emit(0)
 
-    @rule(which=ANY, act=st.sampled_from(["cancel", "send", "wake", "retry", "release"]))
+    @rule(which=ANY, act=st.sampled_from(["cancel", "send", "wake", "retry", "release", "pause", "resume"]))
     def act(self, which: int, act: str) -> None:
         self.count()
         getattr(self, f"do_{act}")(which)
@@ -335,6 +338,23 @@ class Machine(RuleBasedStateMachine):
             except RunNotSleeping:
                 assert run.status != "sleeping"
 
+    def do_pause(self, which: int) -> None:
+        run = self.find(which, *LIVE)
+        if run is not None:
+            try:
+                assert workflows.pause(run.id).paused
+            except RunFinished:
+                assert run.finished or run.cancelling
+
+    def do_resume(self, which: int) -> None:
+        paused = self.paused()
+        run = workflows.get(paused[which % len(paused)]) if paused else self.find(which)
+        if run is not None:
+            try:
+                assert not workflows.resume(run.id).paused
+            except RunNotPaused:
+                assert not run.paused
+
     def do_release(self, which: int) -> None:
         run = self.find(which, "running")
         if run is not None:
@@ -363,6 +383,10 @@ class Machine(RuleBasedStateMachine):
         runs = models.runs.c
         every = sa.select(runs.id).order_by(runs.id)
         return [run for (run,) in self.rows(every.where(runs.status.in_(statuses)) if statuses else every)]
+
+    def paused(self) -> list[str]:
+        runs = models.runs.c
+        return [run for (run,) in self.rows(sa.select(runs.id).where(runs.paused_at.is_not(None)).order_by(runs.id))]
 
     def find(self, which: int, *fit: str) -> Run | None:
         """A run, children among them, mostly in one of the states that fit; null where there is none."""
@@ -406,12 +430,14 @@ class Machine(RuleBasedStateMachine):
             run = row["id"]
             if row["finished_at"] is None:
                 assert run not in self.ended, f"{run} had ended as {self.ended[run]}, and is {row['status']}"
-                assert row["due_at"] is not None or row["status"] == "waiting", f"nobody will look at {row}"
+                due = row["due_at"] if row["paused_at"] is None or row["worker"] else row["paused_due_at"]
+                assert due is not None or row["status"] == "waiting", f"nobody will look at {row}"
                 continue
             end = (row["status"], row["output"], row["error"], row["finished_at"])
             assert self.ended.setdefault(run, end) == end
             assert row["status"] in ("completed", "failed", "cancelled")
-            assert (row["due_at"], row["worker"], row["live_key"]) == (None, None, None)
+            for name in ("due_at", "worker", "live_key", "paused_at", "paused_due_at"):
+                assert row[name] is None, f"{name} of {row}"
 
     def calls_are_made_once(self) -> None:
         steps = models.steps.c
@@ -446,7 +472,7 @@ class Machine(RuleBasedStateMachine):
         open_calls = sa.select(steps.c.run_id, steps.c.key).where(steps.c.status == "waiting")
         pairs = sa.tuple_(waits.c.run_id, waits.c.key)
         assert not self.rows(sa.select(waits.c.run_id, waits.c.key).where(pairs.not_in(open_calls)))
-        idle = runs.c.due_at.is_(None) & (runs.c.status == "waiting")
+        idle = runs.c.due_at.is_(None) & runs.c.paused_due_at.is_(None) & (runs.c.status == "waiting")
         assert not self.rows(sa.select(runs.c.id).where(idle & runs.c.id.not_in(sa.select(waits.c.run_id))))
 
     # After a tick that nothing disturbed -----------------------------------------------------
@@ -479,6 +505,12 @@ class Machine(RuleBasedStateMachine):
     def every_run_ends(self) -> None:
         """Far in the future only runs are left that wait for ever, and what they wait for ends them."""
         runs = models.runs.c
+        aside = {run for run in self.paused() if workflows.get(run).worker is None}
+        before = Counter({call: times for call, times in scripted.returned.items() if call[0] in aside})
+        advance_until_idle(workflows)
+        assert before == Counter({call: times for call, times in scripted.returned.items() if call[0] in aside})
+        for run in self.paused():
+            workflows.resume(run)
         for _ in range(50):
             advance_until_idle(workflows)
             self.nothing_is_left_to_do()

@@ -7,7 +7,7 @@ VENV ?= .venv
 DIST ?= dist
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format types bench chaos docs pictures build release clean
+.PHONY: demo test lint format types bench peers chaos docs pictures build release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -31,6 +31,10 @@ types: $(VENV)/dev.stamp
 
 bench: $(VENV)/test.stamp
 	$(VENV)/bin/python -m benchmarks $(ARGS)
+
+# Other engines are fetched from PyPI, each into an environment of its own beside the caches of other programs.
+peers: $(VENV)/test.stamp
+	$(VENV)/bin/python -m benchmarks.peers $(ARGS)
 
 chaos: $(VENV)/test.stamp
 	$(VENV)/bin/python -m chaos $(ARGS)

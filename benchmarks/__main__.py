@@ -12,14 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import closing
-from contextlib import contextmanager
 from datetime import datetime
 from datetime import UTC
 from pathlib import Path
 
 from benchmarks.databases import describe
 from benchmarks.databases import find_pgbench
+from benchmarks.databases import open_server
 from benchmarks.figures import Figure
 from benchmarks.figures import table
 from benchmarks.scenarios import Bench
@@ -28,8 +27,6 @@ from benchmarks.scenarios import QUICK
 from benchmarks.scenarios import SCENARIOS
 from tests.databases import PostgresServer
 from tests.databases import PostgresUnavailable
-from tests.databases import PrivatePostgres
-from tests.databases import shared_server
 
 KINDS = ("postgresql", "sqlite")
 
@@ -39,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds = KINDS if options.database == "both" else (options.database,)
     effort = QUICK if options.quick else Effort()
     try:
-        with _server("postgresql" in kinds) as server:
+        with open_server("postgresql" in kinds) as server:
             about = _about(server)
             _say(about)
             figures = list(_measure(options.scenario or list(SCENARIOS), kinds, server, effort))
@@ -63,18 +60,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a look that takes a minute or two, not for comparisons")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
     return parser
-
-
-@contextmanager
-def _server(needed: bool) -> Iterator[PostgresServer | None]:
-    if not needed:
-        yield None
-    elif os.environ.get("TEST_POSTGRES_URL"):
-        yield shared_server()
-    else:
-        # The tests do without what makes commits durable, and slow.
-        with closing(PrivatePostgres(fsync="on", full_page_writes="on")) as server:
-            yield server
 
 
 def _about(server: PostgresServer | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import os
 import platform
 import shutil
 import sqlite3
@@ -18,6 +19,8 @@ import psycopg
 import sqlalchemy as sa
 
 from tests.databases import PostgresServer
+from tests.databases import PrivatePostgres
+from tests.databases import shared_server
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,19 @@ class Database:
         if self.kind == "postgresql":
             with closing(self.connect()) as connection:
                 connection.execute(f"VACUUM (ANALYZE) {', '.join(tables)}".encode())
+
+
+@contextmanager
+def open_server(needed: bool = True) -> Iterator[PostgresServer | None]:
+    """The server named by TEST_POSTGRES_URL, else a private one; none where none is needed."""
+    if not needed:
+        yield None
+    elif os.environ.get("TEST_POSTGRES_URL"):
+        yield shared_server()
+    else:
+        # The tests do without what makes commits durable, and slow.
+        with closing(PrivatePostgres(fsync="on", full_page_writes="on")) as server:
+            yield server
 
 
 @contextmanager

@@ -69,9 +69,9 @@ class Figure:
             self.database,
             self.what,
             self.unit,
-            *_three(self.samples, _number),
-            _number(median(self.limits)) if self.limits else "-",
-            *(_three(self.shares, self._share) if self.limits else ["-"] * 3),
+            *three(self.samples, number),
+            number(median(self.limits)) if self.limits else "-",
+            *(three(self.shares, self._share) if self.limits else ["-"] * 3),
             self._said(self.wanted),
             self._said(self.aim),
         ]
@@ -86,7 +86,7 @@ class Figure:
         if target is None:
             return "-"
         bound = "<=" if target.at_most else ">="
-        value = self._share(target.value) if target.share else _number(target.value)
+        value = self._share(target.value) if target.share else number(target.value)
         return f"{bound} {value} {'met' if self.meets(target) else 'MISSED'}"
 
 
@@ -99,25 +99,29 @@ _LEFT = 4
 
 def table(figures: Iterable[Figure]) -> str:
     """All figures as a Markdown table, which reads well as it stands."""
-    rows = [_HEAD, *(figure.row() for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = [_line(row, widths) for row in rows]
-    rule = [("-" * width if column < _LEFT else "-" * (width - 1) + ":") for column, width in enumerate(widths)]
-
-    return "\n".join([lines[0], _line(rule, widths), *lines[1:]])
+    return markdown([_HEAD, *(figure.row() for figure in figures)], left=_LEFT)
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def markdown(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Rows, the first of which is the head, as a Markdown table; the first `left` columns are words."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_line(row, widths, left) for row in rows]
+    rule = [("-" * width if column < left else "-" * (width - 1) + ":") for column, width in enumerate(widths)]
+
+    return "\n".join([lines[0], _line(rule, widths, left), *lines[1:]])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], left: int) -> str:
     padded = (
-        cell.ljust(width) if column < _LEFT else cell.rjust(width)
+        cell.ljust(width) if column < left else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return f"| {' | '.join(padded)} |"
 
 
-def _three(values: Sequence[float], write: Any) -> list[str]:
+def three(values: Sequence[float], write: Any) -> list[str]:
     return [write(min(values)), write(median(values)), write(max(values))]
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -87,19 +87,20 @@ class Bench:
 
 def enqueue(bench: Bench) -> Iterator[Figure]:
     """S1: how many runs a second are started, with no worker to share the machine with."""
+    seconds = bench.effort.seconds
     with bench.database() as database:
         subject = Subject(database)
-        limit = make_limit(database, bench.effort.seconds)
+        limit = make_limit(database, seconds)
         measured: dict[str, list[float]] = {}
         limits = {clients: [limit.enqueue(clients)] for clients in (1, 4)}
         for _ in range(bench.effort.fewer):
             for clients in limits:
-                for verb, start in (("start and commit", _start), ("spawn", _spawn)):
+                for verb, start in (("start and commit", start_and_commit), ("spawn", spawn)):
                     what = f"{verb}, threads: {clients}"
-                    measured.setdefault(what, []).append(_starts_per_second(bench, subject, clients, start))
+                    measured.setdefault(what, []).append(starts_per_second(seconds, subject, clients, start))
                 limits[clients].append(limit.enqueue(clients))
             measured.setdefault("start_many, 1,000 a commit", []).append(
-                1_000 * _starts_per_second(bench, subject, 1, _start_many)
+                1_000 * starts_per_second(seconds, subject, 1, _start_many)
             )
             subject.tidy()
 
@@ -109,12 +110,12 @@ def enqueue(bench: Bench) -> Iterator[Figure]:
         yield bench.figure("S1", what, "runs/s", samples, limits=_beside(limits[clients]), wanted=target, aim=target)
 
 
-def _start() -> None:
+def start_and_commit() -> None:
     app.one_step.start(1)
     db.session.commit()
 
 
-def _spawn() -> None:
+def spawn() -> None:
     app.one_step.spawn(1)
 
 
@@ -123,7 +124,7 @@ def _start_many() -> None:
     db.session.commit()
 
 
-def _starts_per_second(bench: Bench, subject: Subject, clients: int, start: Callable[[], None]) -> float:
+def starts_per_second(seconds: float, subject: Subject, clients: int, start: Callable[[], None]) -> float:
     def act() -> None:
         # As in a web request: a context, and with it a session, for each.
         with subject.app.app_context():
@@ -134,7 +135,7 @@ def _starts_per_second(bench: Bench, subject: Subject, clients: int, start: Call
         act()
         yield act
 
-    return rate(clients, bench.effort.seconds, opened)
+    return rate(clients, seconds, opened)
 
 
 # S2, S3 ------------------------------------------------------------------------------------
@@ -206,8 +207,8 @@ def start_latency(bench: Bench) -> Iterator[Figure]:
         with Worker(subject, CONCURRENCY):
             _warm_up(subject, app.probe, {})
             for repetition in range(bench.effort.fewer):
-                pauses = _pauses(bench.effort.starts, seed=repetition)
-                latencies = [_latencies(subject, pauses, label=f"probe-{repetition}")]
+                pauses = uneven_pauses(bench.effort.starts, seed=repetition)
+                latencies = [latencies_of(subject, pauses, label=f"probe-{repetition}")]
                 if bench.on_postgresql:
                     latencies.append(wake_latencies(database, pauses))
                 for place, values in enumerate(latencies):
@@ -228,18 +229,24 @@ def start_latency(bench: Bench) -> Iterator[Figure]:
         )
 
 
-def _pauses(number: int, seed: int) -> list[float]:
+def uneven_pauses(number: int, seed: int) -> list[float]:
     """Long enough that the worker is idle again, uneven so that they keep no step with any polling."""
     dice = random.Random(seed)
     return [dice.uniform(0.03, 0.06) for _ in range(number)]
 
 
-def _latencies(subject: Subject, pauses: Sequence[float], label: str) -> list[float]:
+def latencies_of(subject: Subject, pauses: Sequence[float], label: str, *, spawned: bool = False) -> list[float]:
+    """Milliseconds to the step from the call of `commit()` or, with `spawned`, from that of `spawn()`."""
     committed = []
+    probe = app.probe.using(workspace=label)
     for pause in pauses:
         time.sleep(pause)
         with subject.app.app_context():
-            app.probe.using(workspace=label).start()
+            if spawned:
+                committed.append(time.monotonic_ns())
+                probe.spawn()
+                continue
+            probe.start()
             committed.append(time.monotonic_ns())
             db.session.commit()
     statement = "SELECT output FROM workflow_runs WHERE workspace = :label AND output IS NOT NULL ORDER BY id"
@@ -258,21 +265,28 @@ def replay(bench: Bench) -> Iterator[Figure]:
         subject = Subject(database)
         with Worker(subject, CONCURRENCY):
             for steps in (1_000, 10_000):
-                subject.drain(app.many_steps, 1, {"count": steps})
-                template = str(subject.rows("SELECT id FROM workflow_runs WHERE finished_at IS NOT NULL")[-1][0])
-                subject.tidy()
-                _replay(subject, template)
+                template = record(subject, steps)
+                replay_copy(subject, template)
                 samples, floors = [], []
                 for _ in range(bench.effort.repetitions):
                     floors.append(_read_history(subject, template))
-                    samples.append(_replay(subject, template))
+                    samples.append(replay_copy(subject, template))
                 subject.change("DELETE FROM workflow_runs")
                 targets = {"wanted": Target(500, at_most=True), "aim": Target(150, at_most=True)}
                 what = f"replay of {steps:,} steps"
                 yield bench.figure("S5", what, "ms", samples, limits=floors, **(targets if steps == 10_000 else {}))
 
 
-def _replay(subject: Subject, template: str) -> float:
+def record(subject: Subject, steps: int) -> str:
+    """Execute a run of so many steps; answer its id."""
+    subject.drain(app.many_steps, 1, {"count": steps})
+    template = str(subject.rows("SELECT id FROM workflow_runs WHERE finished_at IS NOT NULL")[-1][0])
+    subject.tidy()
+
+    return template
+
+
+def replay_copy(subject: Subject, template: str) -> float:
     """Execute a copy of a run whose every step is recorded; answer the milliseconds by the database's clock."""
     id = new_id()
     unfinished = dict.fromkeys(("output", "started_at", "finished_at"), "NULL")

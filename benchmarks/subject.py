@@ -147,6 +147,10 @@ class Worker:
         self._log.close()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def resident_mb(self) -> float:
         """The memory the process holds, in MB."""
         command = ["ps", "-o", "rss=", "-p", str(self._process.pid)]

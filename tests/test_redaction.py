@@ -180,10 +180,10 @@ def test_message_and_traceback_of_an_error_are_redacted() -> None:
 def test_long_text_takes_no_time(piece: str) -> None:
     text = piece * (200_000 // len(piece))
 
-    began = time.monotonic()
+    began = time.process_time()
     redact_text(text)
 
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_secret_whose_end_was_cut_off_is_hidden() -> None:
@@ -227,10 +227,10 @@ def test_code_that_goes_on_below_hides_no_traceback() -> None:
 def test_long_text_of_brackets_takes_no_time(piece: str) -> None:
     text = piece * (200_000 // len(piece))
 
-    began = time.monotonic()
+    began = time.process_time()
     redact_text(text)
 
-    assert time.monotonic() - began < 2
+    assert time.process_time() - began < 2
 
 
 # What the app hides -------------------------------------------------------------------------
@@ -377,10 +377,10 @@ def test_deep_value_takes_the_app_no_time(hiding: Callable[[Hook], Flask]) -> No
     stored = '{"a":' * 150 + json.dumps(["x" * 10] * 30_000) + "}" * 150
 
     with hiding(lambda path, value: False).app_context():
-        began = time.monotonic()
+        began = time.process_time()
         show_value(Head(stored, len(stored)))
 
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 # Everywhere --------------------------------------------------------------------------------

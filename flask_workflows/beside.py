@@ -19,21 +19,28 @@ from .store import reading as read
 
 
 def look_beside(
-    connection: sa.Connection, run: Run, open_steps: Sequence[Step], around: Surroundings, *, cancelled_by: str = ""
+    connection: sa.Connection,
+    run: Run,
+    open_steps: Sequence[Step],
+    around: Surroundings,
+    *,
+    history: Sequence[AuditEntry] = (),
 ) -> Beside:
-    """What `explain.why` is to know of the run."""
-    if run.status is RunStatus.WAITING and not run.cancelling:
+    """What `explain.why` is to know of the run; `history` is what people did to it, newest first."""
+    if run.status is RunStatus.WAITING and not run.cancelling and not run.paused:
         step = main_step(run, open_steps)
         if step is not None and step.kind in ("wait", "receive"):
             return _of_wait(connection, run, step)
-    return Beside(holder=_holder(connection, run, around), cancelled_by=cancelled_by)
+    return Beside(
+        holder=_holder(connection, run, around),
+        cancelled_by="" if run.cancel_requested_at is None else _last_to("cancel", history),
+        paused_by=_last_to("pause", history) if run.paused else "",
+    )
 
 
-def cancelled_by(run: Run, history: Sequence[AuditEntry]) -> str:
-    """Who asked for its cancellation last, of what people did to it, newest first; empty if nobody known did."""
-    if run.cancel_requested_at is None:
-        return ""
-    return next((entry.actor for entry in history if entry.action == "cancel"), "")
+def _last_to(action: str, history: Sequence[AuditEntry]) -> str:
+    """Who did it last; empty if nobody known did."""
+    return next((entry.actor for entry in history if entry.action == action), "")
 
 
 def _of_wait(connection: sa.Connection, run: Run, step: Step) -> Beside:

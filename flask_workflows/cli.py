@@ -30,7 +30,6 @@ from flask_workflows import revisions
 from flask_workflows import service
 from flask_workflows import terminal
 from flask_workflows.audit import By
-from flask_workflows.beside import cancelled_by
 from flask_workflows.beside import look_beside
 from flask_workflows.durations import from_ms
 from flask_workflows.durations import read_duration
@@ -318,7 +317,7 @@ def show(run_id: str, as_json: bool) -> None:
     open_steps = [step for step in details.steps if not step.finished]
     with reading(runtime.engine) as connection:
         history = list_audit(connection, run_id=run.id).entries
-        beside = look_beside(connection, run, open_steps, around, cancelled_by=cancelled_by(run, history))
+        beside = look_beside(connection, run, open_steps, around, history=history)
         same_cause = count_same_cause(connection, run, None)
     for line in terminal.run_lines(details, around, beside, same_cause):
         click.echo(line)

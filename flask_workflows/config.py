@@ -25,7 +25,7 @@ PREFIX = "WORKFLOWS_"
 _DAY = 86_400
 
 #: What a person can do; `bulk` is any of them to many runs.
-ACTIONS = ("start", "cancel", "retry", "wake", "deliver", "send", "release", "bulk")
+ACTIONS = ("start", "cancel", "retry", "wake", "pause", "deliver", "send", "release", "bulk")
 
 
 def _number(default: int, low: int, high: int) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field
+from dataclasses import replace
 from datetime import datetime
 from datetime import timedelta
 from datetime import tzinfo
@@ -135,6 +136,8 @@ class Beside:
     holder: Worker | None = None
     #: Who asked for its cancellation; empty where nobody knows.
     cancelled_by: str = ""
+    #: Who paused it; empty where nobody knows.
+    paused_by: str = ""
 
 
 _NOTHING = Beside()
@@ -413,10 +416,26 @@ def why(
 
     `failed` is the step that failed the run, if one did.
     """
+    because = _because_of_its_state(run, open_steps, around, failed, beside)
+    return replace(because, more=_sentences(because.more, _deadline(run, around)))
+
+
+def _deadline(run: Run, around: Surroundings) -> Text:
+    if run.deadline_at is None or run.finished or run.undoing:
+        return ()
+    if run.deadline_at > around.now:
+        return ("It must have finished by ", Instant(run.deadline_at), ", ", Instant(run.deadline_at, "in"), ".")
+    following = "once it is resumed" if run.paused else "at the next look"
+    return ("Its deadline passed ", Instant(run.deadline_at, "ago"), f": it fails {following}.")
+
+
+def _because_of_its_state(
+    run: Run, open_steps: Sequence[Step], around: Surroundings, failed: Step | None, beside: Beside
+) -> Why:
     step = main_step(run, open_steps)
     match state(run, open_steps):
         case "paused":
-            return _why_paused(run, step, around)
+            return _why_paused(run, step, around, beside)
         case "undoing":
             return _why_undoing(run, step)
         case "cancelling":
@@ -586,14 +605,15 @@ def _why_lost(run: Run, step: Step | None, around: Surroundings, beside: Beside)
     return Why(headline, _sentences(over, again, _losses(run)), "release")
 
 
-def _why_paused(run: Run, step: Step | None, around: Surroundings) -> Why:
+def _why_paused(run: Run, step: Step | None, around: Surroundings, beside: Beside) -> Why:
+    who: Text = ("by ", Name(beside.paused_by), " ") if beside.paused_by else ()
     since = Instant(run.paused_at or run.updated_at, "ago")
     if run.worker is not None:
         more = _finishes_first(run, step, around)
-        return Why(("Pausing was asked for ", since, "; the run stops before its next step."), more, "resume")
+        return Why(("Pausing was asked for ", *who, since, "; the run stops before its next step."), more, "resume")
     due = run.due_at or run.paused_due_at
     following: Text = () if due is None else ("Resumed, it goes on ", Instant(due, "in"), ".")
-    return Why(("Paused ", since, ": nothing of it is executed until it is resumed."), following, "resume")
+    return Why(("Paused ", *who, since, ": nothing of it is executed until it is resumed."), following, "resume")
 
 
 def _why_undoing(run: Run, step: Step | None) -> Why:

@@ -34,7 +34,7 @@ WORD = "word"
 
 FIELDS = (
     *("workflow", "id", "queue", "version", "worker", "status", "step", "event", "key", "error", "cause", "workspace"),
-    *("parent", "input", "output"),
+    *("parent", "is", "input", "output"),
 )
 #: These look into stored values.
 PAYLOADS = ("input", "output")
@@ -178,6 +178,8 @@ def _check(term: Term, at: int) -> None:
     match term.field:
         case "status" if term.value not in list(RunStatus):
             raise InvalidSearch(f"There is no status {term.value[:50]!r}. They are {', '.join(RunStatus)}", at)
+        case "is" if term.value != "paused":
+            raise InvalidSearch(f"A run is nothing like {term.value[:50]!r}. Write is:paused", at)
         case "version" if not re.fullmatch(r"[0-9]{1,9}", term.value):
             raise InvalidSearch("A version is a whole number", at)
         case "workspace":

@@ -164,10 +164,12 @@ def _rows(rows: Rows) -> dict[str, str]:
     rows.step(parent, "4.1/$parallel", 1, kind="parallel")
     rows.step(parent, "4.1/1.0/load", 1)
     rows.run("completed", ago=40, forked_from=parent)
+    paused = rows.run("sleeping", ago=45, due_at=None, paused_at=NOW_MS - 9_000, deadline_at=NOW_MS + 9_000_000)
     long = rows.run(ago=5_000, output=json.dumps({"rows": list(range(9_000))}))
     rows.insert(models.steps, [step_row(long, f"fetch#{number}", number) for number in range(1, 301)])
     found = {
         "parent": parent,
+        "paused": paused,
         "running": running,
         "lost": late,
         "failed": failed,

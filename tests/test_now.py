@@ -414,11 +414,12 @@ def test_attention_has_twenty_rows_at_most_and_says_that_there_is_more(client: F
     made += [run_row("waiting", workflow=f"gone-{n}", due_at=NOW_MS + 10**8) for n in range(30)]
     made += [run_row("failed", error=error_json(kind="body")) for _ in range(30)]
     rows.insert(models.runs, made)
+    rows.run("waiting", due_at=None, paused_at=NOW_MS)
 
     listed = attention_of(client)
 
     assert len(listed) == 20
-    assert len({row.split()[0] for row in listed}) == 6
+    assert len({row.split()[0] for row in listed}) == 7
     assert "There is more; the first of each kind are shown." in text_of(client.get("/workflows/"))
 
 

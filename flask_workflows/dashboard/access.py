@@ -36,6 +36,8 @@ class Permission(StrEnum):
     CANCEL = "cancel"
     RETRY = "retry"
     WAKE = "wake"
+    #: Pausing and resuming.
+    PAUSE = "pause"
     DELIVER = "deliver"
     SEND = "send"
     RELEASE = "release"

@@ -16,13 +16,17 @@ from ..errors import RunChanged
 from ..errors import RunFinished
 from ..errors import RunNotFailed
 from ..errors import RunNotLost
+from ..errors import RunNotPaused
 from ..errors import RunNotSleeping
 from ..errors import StepNotFound
 from .access import Permission
 from .visit import Visit
 
 #: Things are not as the page showed them, and nothing was done: to be answered 409.
-CONFLICTS = (RunChanged, RunFinished, RunNotFailed, RunNotSleeping, RunNotLost, StepNotFound, KeyTaken, KeyBusy)
+CONFLICTS = (
+    *(RunChanged, RunFinished, RunNotFailed, RunNotSleeping, RunNotPaused, RunNotLost),
+    *(StepNotFound, KeyTaken, KeyBusy),
+)
 
 #: Of a reason, in characters.
 REASON_LIMIT = 1_000

@@ -58,6 +58,14 @@ def wake(visit: Visit, run: Run, given: Given, by: By) -> Run:
     return service.wake(visit.runtime, run.id, given["epoch"], at=given["at"], by=by)
 
 
+def pause(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.pause(visit.runtime, run.id, given["epoch"], by=by)
+
+
+def resume(visit: Visit, run: Run, given: Given, by: By) -> Run:
+    return service.resume(visit.runtime, run.id, given["epoch"], by=by)
+
+
 def release(visit: Visit, run: Run, given: Given, by: By) -> Run:
     return service.release(visit.runtime, run.id, given["epoch"], by=by)
 
@@ -111,12 +119,14 @@ def _route(
     *codes: str,
     body: tuple[Input, ...] = (),
     missing: tuple[str, ...] = (),
+    about: str = "",
 ) -> Route:
     operation = Operation(
         summary,
         {200: "Run"},
         body=(*body, EPOCH, REASON),
         errors={404: ("workflow_run_not_found", *missing), 409: (*codes, "workflow_run_changed")},
+        about=about,
     )
     return api_post(f"/runs/<run_id>/{act.__name__}", act.__name__, permission, _acting(act, permission), operation)
 
@@ -177,6 +187,14 @@ ROUTES: tuple[Route, ...] = (
         "workflow_run_finished",
         body=(Input("at", inputs.INSTANT, "When it shall wake instead of now."),),
     ),
+    _route(
+        pause,
+        Permission.PAUSE,
+        "Let nothing new of a run be executed until it is resumed",
+        "workflow_run_finished",
+        about="One that is executed now stops before its next step. A paused run stays as it is, and is the answer.",
+    ),
+    _route(resume, Permission.PAUSE, "Let a paused run go on", "workflow_run_not_paused"),
     _route(release, Permission.RELEASE, "Let another worker take over the run of a lost one", "workflow_run_not_lost"),
     api_post("/runs/<run_id>/messages", "messages", Permission.SEND, messages, _MESSAGE),
 )

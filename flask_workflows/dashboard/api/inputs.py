@@ -147,7 +147,7 @@ def _read_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _read_number(low: int, high: int, *, whole: bool) -> Callable[[Any], Any]:
+def _read_number(low: float, high: int, *, whole: bool) -> Callable[[Any], Any]:
     word = "whole number" if whole else "number"
 
     def checked(value: Any) -> Any:
@@ -184,6 +184,11 @@ EVENT_STATE = Kind({"type": "string", "enum": [state.value for state in read.Eve
 SECONDS = Kind(
     {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
     _read_number(0, int(LONGEST.total_seconds()), whole=False),
+)
+#: A duration of something, which is not none at all.
+LENGTH = Kind(
+    {"type": "number", "minimum": 0.001, "maximum": LONGEST.total_seconds()},
+    _read_number(0.001, int(LONGEST.total_seconds()), whole=False),
 )
 FLAG = Kind({"type": "boolean"}, _read_flag)
 OBJECT = Kind({"type": "object"}, _read_object)

@@ -17,6 +17,7 @@ from ...errors import RunFinished
 from ...errors import RunNotFailed
 from ...errors import RunNotFound
 from ...errors import RunNotLost
+from ...errors import RunNotPaused
 from ...errors import RunNotSleeping
 from ...errors import SessionBusy
 from ...errors import StepNotFound
@@ -36,6 +37,7 @@ CODES: tuple[tuple[type[WorkflowsError], int, str], ...] = (
     (RunCompensated, 409, "workflow_run_compensated"),
     (RunNotFailed, 409, "workflow_run_not_failed"),
     (RunNotSleeping, 409, "workflow_run_not_sleeping"),
+    (RunNotPaused, 409, "workflow_run_not_paused"),
     (RunNotLost, 409, "workflow_run_not_lost"),
     (RunChanged, 409, "workflow_run_changed"),
     (KeyTaken, 409, "key_taken"),

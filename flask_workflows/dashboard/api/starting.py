@@ -31,6 +31,7 @@ def start(visit: Visit, given: Given) -> ResponseReturnValue:
             key=given["key"],
             workspace=workspace,
             delay=given["delay"],
+            deadline=given["deadline"],
             by=by(visit, Permission.START, given),
         )
         run = service.get(visit.runtime, run_id)
@@ -55,6 +56,7 @@ ROUTES = (
                 Input("key", inputs.LABEL, "At most one unfinished run has it."),
                 Input("workspace", inputs.LABEL, "The workspace the run belongs to."),
                 Input("delay", inputs.SECONDS, "For how many seconds it sleeps first."),
+                Input("deadline", inputs.LENGTH, "Within how many seconds it must have finished; then it fails."),
                 REASON,
             ),
             errors={

@@ -111,6 +111,8 @@ class RunAction:
     as_shown: bool = True
     #: Whether it may go on from a call that is chosen.
     chooses: bool = False
+    #: Whether it makes sense to ask for it at all; it is spoken of only then.
+    fits: Callable[[Run], bool] = lambda run: True
 
     @property
     def tells_calls(self) -> bool:
@@ -139,6 +141,8 @@ def offers(scene: Scene, may: Callable[[Permission, Run], bool], *, read_only: b
     actions: list[Offer] = []
     refused: list[tuple[str, Text]] = []
     for action in ACTIONS:
+        if not action.fits(scene.run):
+            continue
         label = action.label(scene)
         why_not = action.cannot(scene)
         if not why_not and not may(action.permission, scene.run):
@@ -190,7 +194,7 @@ def action_page(action: RunAction, scene: Scene, *, meanwhile: Text = ()) -> Act
         id=run.id,
         workflow=run.workflow,
         state=scene.state,
-        status=run.status,
+        status=_standing(run),
         epoch=run.epoch,
         ask=None if why_not else action.ask(scene),
         cannot=why_not,
@@ -208,15 +212,19 @@ def meanwhile(scene: Scene, drawn: str, last: AuditEntry | None = None) -> Text:
     who: Text = ()
     # Of a retry from a call, that stands behind the status.
     became = "" if last is None else (last.after or "").partition(",")[0]
-    if last is not None and last.actor and became == (scene.state if run.cancelling else run.status):
+    if last is not None and last.actor and became == (scene.state if run.cancelling else _standing(run)):
         who = (", by ", Name(last.actor))
     if run.cancelling and run.cancel_requested_at is not None:
         return ("Cancelling was asked for at ", Instant(run.cancel_requested_at), *who, ". Nothing was done.")
     went: Text = ("This run went to ", Name(scene.state))
-    if run.status == drawn:
+    if _standing(run) == drawn:
         went = ("This run changed since the page was loaded, and is ", Name(scene.state), " again")
     at: Text = () if run.status is RunStatus.RUNNING else (" at ", Instant(run.finished_at or run.updated_at))
     return (*went, *at, *who, ". Nothing was done.")
+
+
+def _standing(run: Run) -> str:
+    return "paused" if run.paused else str(run.status)
 
 
 # Cancel ------------------------------------------------------------------------------------
@@ -238,7 +246,7 @@ def _ask_cancel(scene: Scene) -> Ask:
 
 def _cancel_effects(scene: Scene) -> Iterator[Text]:
     run, step = scene.run, scene.step
-    match scene.state:
+    match str(run.status) if run.paused else scene.state:
         case RunStatus.RUNNING if not scene.late:
             doing: Text = ("It runs",) if step is None else (*capital(numbered(step)), ", runs")
             first = "What runs there" if step is None else "It"
@@ -382,6 +390,8 @@ def _wake_effects(scene: Scene) -> Iterator[Text]:
         yield ("It begins at once.",)
     else:
         yield ("The sleep ends at once, and the workflow goes on behind it.",)
+    if scene.run.paused:
+        yield ("It is paused: it goes on once it is resumed.",)
 
 
 def _planned(scene: Scene) -> Iterator[Text]:
@@ -396,6 +406,59 @@ def _ask_move(scene: Scene) -> Ask:
     else:
         effects.append(("It wakes at the time you give instead, and goes on from there.",))
     return Ask("Move the timer of this run?", tuple(effects), "Move the timer", "Leave it as it is")
+
+
+# Pause and resume --------------------------------------------------------------------------
+
+
+def _cannot_pause(scene: Scene) -> Text:
+    run = scene.run
+    if run.finished:
+        return _finished(run)
+    if run.cancelling and not run.undoing:
+        return ("It is being cancelled.",)
+    return ("It is paused already.",) if run.paused else ()
+
+
+def _ask_pause(scene: Scene) -> Ask:
+    return Ask("Pause this run?", tuple(_pause_effects(scene)), "Pause the run", "Let it go on")
+
+
+def _pause_effects(scene: Scene) -> Iterator[Text]:
+    run, step = scene.run, scene.step
+    if run.worker is not None and not scene.late:
+        doing: Text = ("What runs now",) if step is None else (*capital(numbered(step)), ",")
+        yield (*doing, " finishes first; nothing after it starts.")
+    elif run.status is RunStatus.WAITING:
+        yield ("What it waits for still ends its wait, but it goes on only once it is resumed.",)
+    elif run.status is RunStatus.SLEEPING and run.due_at is not None:
+        yield ("Its time goes on: resumed after ", Instant(run.due_at), ", it goes on at once.")
+    yield ("Nothing of it is executed until somebody resumes it.",)
+    if run.deadline_at is not None:
+        yield ("Its deadline, ", Instant(run.deadline_at), ", stays: where it has passed, the run fails when resumed.")
+
+
+def _cannot_resume(scene: Scene) -> Text:
+    return () if scene.run.paused else ("It is not paused.",)
+
+
+def _ask_resume(scene: Scene) -> Ask:
+    return Ask("Resume this run?", tuple(_resume_effects(scene)), "Resume the run", "Leave it paused")
+
+
+def _resume_effects(scene: Scene) -> Iterator[Text]:
+    run, now = scene.run, scene.around.now
+    due_at = run.due_at or run.paused_due_at
+    if run.worker is not None:
+        yield ("It has not stopped yet, and goes on as if nothing had been asked.",)
+    elif run.deadline_at is not None and run.deadline_at <= now:
+        yield ("Its deadline passed ", Instant(run.deadline_at, "ago"), ": it fails.")
+    elif due_at is None:
+        yield ("It waits on, as it did before.",)
+    elif due_at <= now:
+        yield (f"It goes on at once. {_able(scene)}",)
+    else:
+        yield ("It goes on ", Instant(due_at), ", ", Instant(due_at, "in"), ", or when what it waits for comes.")
 
 
 # Release -----------------------------------------------------------------------------------
@@ -492,5 +555,7 @@ ACTIONS = (
     RunAction("release", Permission.RELEASE, _named("Release lease"), _cannot_release, _ask_release),
     RunAction("send", Permission.SEND, _named("Send message"), _cannot_send, _ask_send, as_shown=False),
     RunAction("fork", Permission.START, _named("Fork"), _cannot_fork, _ask_fork, chooses=True),
+    RunAction("pause", Permission.PAUSE, _named("Pause"), _cannot_pause, _ask_pause, fits=lambda run: not run.paused),
+    RunAction("resume", Permission.PAUSE, _named("Resume"), _cannot_resume, _ask_resume, fits=lambda run: run.paused),
     RunAction("cancel", Permission.CANCEL, _named("Cancel"), _cannot_cancel, _ask_cancel),
 )

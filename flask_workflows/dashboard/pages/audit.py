@@ -12,7 +12,7 @@ from ...runs import AuditEntry
 from ...runs import AuditPage
 
 #: What the others are called, on the way to being done.
-ACTIONS = ("cancel", "retry", "fork", "wake", "move", "release", "start", "send", "deliver")
+ACTIONS = ("cancel", "retry", "fork", "wake", "move", "pause", "resume", "release", "start", "send", "deliver")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ UNFINISHED = ("pending", "running", "sleeping", "waiting", "retrying")
 ENDED = (RunStatus.FAILED, RunStatus.COMPLETED, RunStatus.CANCELLED)
 
 #: How many rows of a kind ask for attention at most; together there are 20 at most.
-MOST = {"nobody": 4, "unknown": 3, "lost": 4, "overdue": 3, "ending": 3, "failed": 3}
+MOST = {"nobody": 4, "unknown": 2, "lost": 4, "overdue": 3, "ending": 3, "paused": 1, "failed": 3}
 
 #: Whose attempts were used up; other failures are what the code wanted, or cannot go on.
 _USED_UP = ("step", "body", "lost")
@@ -131,6 +131,7 @@ class Troubles:
     overdue: Sequence[Run] | None = None
     ending: Sequence[Run] | None = None
     failed: Sequence[Run] | None = None
+    paused: Count | None = None
 
 
 def tiles(live: Mapping[str, Count] | None, ended: Mapping[RunStatus, Count] | None) -> tuple[Tile, ...]:
@@ -177,6 +178,7 @@ def attention(
         "lost": of_runs("lost", "Lost worker", troubles.lost, Permission.RELEASE),
         "overdue": of_runs("overdue", "Overdue", troubles.overdue),
         "ending": of_runs("ending", "Wait ends soon", troubles.ending),
+        "paused": None if troubles.paused is None else _paused(troubles.paused),
         "failed": of_runs("failed", "Failed", _used_up(troubles.failed), Permission.RETRY),
     }
     for kind, part in parts.items():
@@ -217,6 +219,14 @@ def _unknown(unknown: Sequence[tuple[str, Count]]) -> Iterator[Row]:
         )
         args = (("workflow", workflow),)
         yield Row("Not in the code", "cancelled", workflow, None, words, "Show the runs", ".runs", args)
+
+
+def _paused(paused: Count) -> Iterator[Row]:
+    if paused.value:
+        number = phrases.count(paused.value, capped=paused.capped)
+        one, many = "run is paused: it goes on once somebody resumes it.", "runs are paused: they go on once resumed."
+        words: Text = (f"{number} {one if number == '1' else many}",)
+        yield Row("Paused", "paused", None, None, words, "Show the runs", ".runs", (("q", "is:paused"),))
 
 
 def _of_run(

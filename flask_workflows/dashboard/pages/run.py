@@ -487,6 +487,9 @@ def _facts(looked: Looked) -> Iterable[Fact]:
         yield Fact("Attempts used", (f"{run.attempts} of {run.max_attempts}{lost}",))
     if not run.finished:
         yield Fact("Lease", _lease(looked))
+    if run.deadline_at is not None:
+        still: Text = () if run.finished else (", ", Instant(run.deadline_at, "in"))
+        yield Fact("Deadline", (Instant(run.deadline_at), *still))
     if run.workspace:
         yield Fact("Workspace", (Name(run.workspace),))
     if run.key is not None:

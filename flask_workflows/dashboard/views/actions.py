@@ -117,6 +117,18 @@ def _move(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
     return f"The timer is moved to {when} ({getattr(zone, 'key', 'UTC')})."
 
 
+def _pause(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
+    after = service.pause(visit.runtime, scene.run.id, epoch, by=visit.by)
+    return (
+        "The run is paused." if after.worker is None else "Pausing was asked for. The run stops before its next step."
+    )
+
+
+def _resume(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
+    service.resume(visit.runtime, scene.run.id, epoch, by=visit.by)
+    return "The run is resumed."
+
+
 def _release(visit: Visit, scene: Scene, epoch: int | None, form: Form) -> str:
     service.release(visit.runtime, scene.run.id, epoch, by=visit.by)
     return "The lease is released. The next free worker takes the run over."
@@ -141,6 +153,8 @@ _DO: Mapping[str, Do] = {
     "fork": _fork,
     "wake": _wake,
     "move": _move,
+    "pause": _pause,
+    "resume": _resume,
     "release": _release,
     "send": _send,
 }

@@ -122,6 +122,7 @@ def _troubles(visit: Visit, around: Surroundings, due: Due | None) -> pages.Trou
         ending=part(
             visit, lambda c: read.list_coming(c, at, at + SOON, RunStatus.WAITING, scope, limit=most["ending"] + 1)
         ),
+        paused=part(visit, lambda c: read.count_paused(c, scope)),
         failed=part(visit, lambda c: read.list_failed(c, since, scope, limit=FAILED)),
     )
 

@@ -12,7 +12,6 @@ from flask.typing import ResponseReturnValue
 from werkzeug.datastructures import MultiDict
 
 from ... import service
-from ...beside import cancelled_by
 from ...beside import look_beside
 from ...payloads import DECODE_LIMIT
 from ...runs import Run
@@ -121,13 +120,7 @@ def _look(visit: Visit, run: Run, wanted: Wanted) -> Looked:
             steps=steps,
             step_count=step_count,
             around=around,
-            beside=look_beside(
-                connection,
-                run,
-                open_steps,
-                around,
-                cancelled_by=cancelled_by(run, () if history is None else history.entries),
-            ),
+            beside=look_beside(connection, run, open_steps, around, history=() if history is None else history.entries),
             input=heads[0],
             output=heads[1],
             cause=None if failed is None else read.read_step_error(connection, run.id, failed.key),

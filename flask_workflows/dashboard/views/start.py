@@ -99,6 +99,7 @@ def start(visit: Visit) -> ResponseReturnValue:
             key=given.key,
             workspace=given.workspace,
             delay=given.delay,
+            deadline=given.deadline,
             run_id=given.once.run_id,
             by=visit.by,
         )
@@ -134,7 +135,8 @@ class _Given:
         self.input: Any = self._read_input()
         self.key = self._label("key")
         self.workspace = self._read_workspace(visit)
-        self.delay = self._read_delay()
+        self.delay = self._read_duration("delay")
+        self.deadline = self._read_duration("deadline")
         self.once = read_once(visit, form)
 
     def _read_input(self) -> Any:
@@ -163,17 +165,18 @@ class _Given:
             self._form.refuse("workspace", "Choose one of your workspaces: you see no other.")
         return workspace
 
-    def _read_delay(self) -> timedelta | None:
-        text = self._form.text("delay").strip()
+    def _read_duration(self, name: str) -> timedelta | None:
+        text = self._form.text(name).strip()
         if not text:
             return None
         try:
-            delay = read_duration(text)
-            to_ms(delay, what="the delay")
+            length = read_duration(text)
+            if not to_ms(length, what=f"the {name}") and name == "deadline":
+                self._form.refuse(name, "Give it some time: 1 s at least.")
         except InvalidDuration as error:
-            self._form.refuse("delay", _sentence(str(error)))
+            self._form.refuse(name, _sentence(str(error)))
             return None
-        return delay
+        return length
 
 
 def read_once(visit: Visit, form: Form) -> once.Once | None:

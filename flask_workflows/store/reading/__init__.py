@@ -40,6 +40,7 @@ from .operations import read_progress
 from .operations import split_listed
 from .operations import split_runs
 from .overview import count_live
+from .overview import count_paused
 from .overview import count_unknown
 from .overview import ended_by_quarter
 from .overview import list_coming
@@ -110,6 +111,7 @@ __all__ = [
     "count_messages",
     "count_newer",
     "count_operation",
+    "count_paused",
     "count_queues",
     "count_rows",
     "count_runs",

@@ -302,3 +302,12 @@ def _count_causes(since: datetime, workspaces: Workspaces) -> sa.ScalarSelect[in
 def _runs(connection: sa.Connection, chosen: sa.Select[Any], *order: Any) -> tuple[Run, ...]:
     query = sa.select(*SUMMARY).where(runs.c.id.in_(sa.select(chosen.subquery().c.id))).order_by(*order)
     return tuple(run_of(row) for row in connection.execute(query).mappings())
+
+
+def count_paused(connection: sa.Connection, workspaces: Workspaces) -> Count:
+    """How many runs are paused."""
+    looked = sa.select(runs.c.workspace).where(runs.c.paused_at.is_not(None)).limit(_SIGNS_CAP).subquery()
+    query = sa.select(sa.func.count()).select_from(looked)
+    if workspaces is not None:
+        query = query.where(looked.c.workspace.in_(workspaces))
+    return capped(connection.scalar(query) or 0, _SIGNS_CAP)

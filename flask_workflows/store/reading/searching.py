@@ -74,6 +74,8 @@ def _narrowed(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
             return criteria.with_ids(*_begins(value))
         case "cause" | "parent" if not term.negated and criteria.indexed is None:
             return replace(criteria, indexed=(_COLUMNS.get(term.field, term.field), value))
+        case "is":
+            return _paused(facts, criteria, term)
         case "worker":
             return _held_by(facts, criteria, term)
         case "event":
@@ -170,6 +172,18 @@ def _awaiting(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
     if number > _FEW or criteria.few is not None:
         return criteria.plus(Filter(("id",), condition))
     return replace(criteria, few=runs.c.id.in_(sa.select(waits.c.run_id).where(waits.c.name == name)))
+
+
+def _paused(facts: Facts, criteria: Criteria, term: Term) -> Criteria:
+    """Paused runs: all that are, or, where these are very many, those among the newest."""
+    if term.negated:
+        return criteria.plus(Filter(("paused_at",), lambda c: c.paused_at.is_(None)))
+    criteria = criteria.in_status(*LIVE)
+    few = sa.select(runs.c.id).where(runs.c.paused_at.is_not(None)).limit(_FEW + 1)
+    (number,) = facts.ask(sa.select(sa.func.count()).select_from(few.subquery()), ("is", "paused"))
+    if number > _FEW or criteria.few is not None:
+        return criteria.plus(Filter(("paused_at",), lambda c: c.paused_at.is_not(None)))
+    return replace(criteria, few=runs.c.paused_at.is_not(None))
 
 
 def _at_step(c: sa.ColumnCollection[str, sa.ColumnElement[str]], name: str) -> sa.ColumnElement[bool]:

@@ -417,6 +417,9 @@ def why(
     `failed` is the step that failed the run, if one did.
     """
     because = _because_of_its_state(run, open_steps, around, failed, beside)
+    if run.undone and run.finished:
+        undone = ("Its undo steps were executed before it ended, so it cannot be retried.",)
+        return replace(because, more=_sentences(because.more, undone), action="start")
     return replace(because, more=_sentences(because.more, _deadline(run, around)))
 
 
@@ -692,7 +695,8 @@ def _why_waiting(run: Run, step: Step | None, around: Surroundings, beside: Besi
         since = ("Since ", Instant(step.started_at), ".")
 
     ends: Text = ("It waits for good.",)
-    action = "send" if step is not None and step.kind == "receive" else "deliver"
+    # Nobody but the other run ends a wait for its end.
+    action = {"receive": "send", "result": ""}.get("" if step is None else step.kind, "deliver")
     if run.due_at is not None and _late(run, around):
         ends = _sentences(("The wait ended ", Instant(run.due_at, "ago"), "."), _overdue(run, around))
         action = "workers"

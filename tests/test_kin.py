@@ -90,6 +90,8 @@ def test_child_stands_under_the_call_that_started_it(client: FlaskClient, rows: 
     row = response.text.partition('id="step-1"')[2].partition("<tr")[0]
 
     assert "start mailing mailing Running Completed" in text_of(response)
+    assert "Waiting for the end of another run." in text_of(response)
+    assert "Deliver event…" not in text_of(response)
     assert f'href="/workflows/run/{child}"' in row
     assert f"It started mailing Running …{child[-6:]}" in text_of(response)
     below = client.get(f"/workflows/run/{child}")
@@ -191,8 +193,8 @@ def test_branches_stand_under_their_parallel_call(client: FlaskClient, rows: Row
     begins = [number for number, names in found.items() if "fw-begins" in names]
     assert begins == ["step-3", "step-4", "step-5", "step-7", "step-9"]
     text = page(client, run_id)
-    assert "2 parallel 3 branches, their last calls: 1 running, 1 waiting, 1 completed" in text
-    assert "2.0 parallel 2 branches, their last calls: 2 completed" in text
+    assert "2 parallel 3 branches, last calls: 1 running, 1 waiting, 1 completed" in text
+    assert "2.0 parallel 2 branches, last calls: 2 completed" in text
 
 
 def test_branches_are_not_counted_where_some_are_left_out(client: FlaskClient, rows: Rows) -> None:
@@ -202,10 +204,10 @@ def test_branches_are_not_counted_where_some_are_left_out(client: FlaskClient, r
 
     response = client.get(f"/workflows/run/{run_id}")
 
-    assert "their last calls" not in text_of(response)
+    assert "last calls" not in text_of(response)
     assert "fw-in" in response.text
     assert len(response.data) < 60_000
-    assert "their last calls" not in page(client, branched(rows), "?step=parallel")
+    assert "last calls" not in page(client, branched(rows), "?step=parallel")
 
 
 def test_branches_of_a_real_run_are_drawn(app: Flask, client: FlaskClient, workflows: Workflows) -> None:
@@ -224,7 +226,7 @@ def test_branches_of_a_real_run_are_drawn(app: Flask, client: FlaskClient, workf
         run_id = both.spawn().id
         run_out(workflows, clock)
 
-    assert "2 branches, their last calls: 2 completed" in page(client, run_id)
+    assert "2 branches, last calls: 2 completed" in page(client, run_id)
     assert "fw-begins" in client.get(f"/workflows/run/{run_id}").text
 
 
@@ -280,3 +282,5 @@ def test_undone_real_run_says_so(app: Flask, client: FlaskClient, workflows: Wor
 
     assert "undo kin-unbook Undone, pushed after 1 kin-book Completed" in page(client, run_id)
     assert "What it did was undone when it ended" in page(client, run_id)
+    assert "Its undo steps were executed before it ended, so it cannot be retried." in page(client, run_id)
+    assert "Start one like this…" in page(client, run_id)

@@ -401,7 +401,7 @@ def _branches(parallel: Step, looked: Looked) -> Text:
     ]
     counted = Counter(standing)
     said = ", ".join(f"{phrases.number(count)} {status}" for status, count in counted.items())
-    return (f"{phrases.several(len(standing), 'branch', 'branches')}, their last calls: {said}",) if standing else ()
+    return (f"{phrases.several(len(standing), 'branch', 'branches')}, last calls: {said}",) if standing else ()
 
 
 def _related(run_id: str, known: Mapping[str, Relative]) -> RelatedRun:

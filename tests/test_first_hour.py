@@ -22,6 +22,9 @@ from tests.documents import blocks_of
 from tests.documents import ROOT
 from tests.documents import words_of
 
+# Some thirty processes that import everything, one after the other.
+pytestmark = pytest.mark.timeout(1_200)
+
 #: Done already, or not without a network.
 GIVEN = ("python3 -m venv", ". .venv", "pip install")
 
@@ -29,7 +32,7 @@ GIVEN = ("python3 -m venv", ". .venv", "pip install")
 SERVERS = {"flask workflows work": " serves ", "flask run": "Running on "}
 
 #: Seconds for anything that is waited for; reached only where it does not come at all.
-LONG = 60.0
+LONG = 120.0
 
 
 class Shell:

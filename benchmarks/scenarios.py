@@ -319,7 +319,7 @@ def sleepers(bench: Bench) -> Iterator[Figure]:
     crowd = f"{bench.effort.sleepers:,} sleepers"
     with bench.database() as empty, bench.database() as crowded:
         subjects = {"no sleepers": Subject(empty), crowd: Subject(crowded)}
-        _add_sleepers(subjects[crowd], bench.effort.sleepers)
+        add_sleepers(subjects[crowd], bench.effort.sleepers)
         yield from _idle(bench, subjects)
         rates = _drain_in_turn(bench, list(subjects.values()))
 
@@ -331,7 +331,7 @@ def sleepers(bench: Bench) -> Iterator[Figure]:
     )
 
 
-def _add_sleepers(subject: Subject, number: int) -> None:
+def add_sleepers(subject: Subject, number: int) -> None:
     """Let one run fall asleep, and copy it: its row and the row of its sleep."""
     with Worker(subject, 1), subject.app.app_context():
         template = app.nap.spawn(days=30).id

@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--peer", action="append", choices=_SUBJECTS, help="measure this one; may be repeated (default: all)"
     )
     parser.add_argument("--database", choices=[*KINDS, "both"], default="both", help="(default: both)")
-    parser.add_argument("--quick", action="store_true", help="a look that takes two minutes, not for comparisons")
+    parser.add_argument("--quick", action="store_true", help="a look that takes a few minutes, not for comparisons")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to this file")
     parser.add_argument(
         "--cache",

@@ -27,6 +27,8 @@ OURS = "Flask-Workflows"
 #: Seconds for what a worker is late with after it stood still.
 SETTLING = 0.2
 
+SLEEPERS_AT_ONCE = 2_000
+
 
 class Contestant(ABC):
     """One engine on a database of its own."""
@@ -45,6 +47,10 @@ class Contestant(ABC):
     @abstractmethod
     def drain(self, steps: int, number: int) -> float:
         """Runs of so many steps that the worker executes a second, from the first claim to the last completion."""
+
+    @abstractmethod
+    def add_sleepers(self, number: int) -> None:
+        """Have so many runs that wait for a time next month."""
 
     @abstractmethod
     def latencies(self, pauses: Sequence[float]) -> list[float]:
@@ -84,6 +90,10 @@ class Ours(Contestant):
         if steps == 1:
             return self._subject.drain(app.one_step, number, scenarios.ONE)
         return self._subject.drain(app.many_steps, number, {"count": steps})
+
+    def add_sleepers(self, number: int) -> None:
+        if number:
+            scenarios.add_sleepers(self._subject, number)
 
     def latencies(self, pauses: Sequence[float]) -> list[float]:
         self._probes += 1
@@ -128,6 +138,11 @@ class Other(Contestant):
         with standing_still([self._worker.pid]):
             self._client.ask("prepare", steps=steps, number=number)
         return number / float(self._client.ask("wait"))
+
+    def add_sleepers(self, number: int) -> None:
+        # Little by little, since an answer is waited for a limited time.
+        for first in range(0, number, SLEEPERS_AT_ONCE):
+            self._client.ask("sleep", number=min(SLEEPERS_AT_ONCE, number - first))
 
     def latencies(self, pauses: Sequence[float]) -> list[float]:
         committed = self._client.ask("probe", pauses=list(pauses))

@@ -43,9 +43,10 @@ class Effort:
     starts: int = 80
     #: Runs that each worker executes before it is measured.
     warming: int = 300
+    sleepers: int = 100_000
 
 
-QUICK = Effort(rounds=2, fewer=2, seconds=0.4, starts=20, warming=64)
+QUICK = Effort(rounds=2, fewer=2, seconds=0.4, starts=20, warming=64, sleepers=1_000)
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,13 @@ def drain_ten_steps(field: Field) -> Iterator[Comparison]:
     yield field.compare("S3", f"drain of 10-step runs, concurrency {CONCURRENCY}", "steps/s", measured)
 
 
-def _drains(field: Field, contestants: Sequence[Contestant], steps: int) -> dict[str, list[float]]:
+def drain_beside_sleepers(field: Field) -> Iterator[Comparison]:
+    """S6: S2 where very many runs sleep."""
+    measured = _drains(field, field.all, steps=1, sleepers=field.effort.sleepers)
+    yield field.compare("S6", f"S2 beside {field.effort.sleepers:,} sleepers", "runs/s", measured)
+
+
+def _drains(field: Field, contestants: Sequence[Contestant], steps: int, sleepers: int = 0) -> dict[str, list[float]]:
     """Rates in steps a second."""
     effort = field.effort
     with workers(contestants, "throughput") as pids:
@@ -121,6 +128,7 @@ def _drains(field: Field, contestants: Sequence[Contestant], steps: int) -> dict
         for contestant in contestants:
             with turn(pids[contestant.name]):
                 contestant.drain(steps, FEWEST)
+                contestant.add_sleepers(sleepers)
                 speeds[contestant.name] = contestant.drain(steps, max(FEWEST, effort.warming // steps))
 
         def measure(contestant: Contestant) -> float:
@@ -178,6 +186,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "S3": drain_ten_steps,
     "S4": start_latency,
     "S5": replay,
+    "S6": drain_beside_sleepers,
 }
 
 #: What is compared on SQLite, where the rest says little.

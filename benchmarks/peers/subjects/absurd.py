@@ -44,13 +44,17 @@ def fail_once(params: Any, ctx: TaskContext) -> int:
     return number
 
 
+def nap(params: Any, ctx: TaskContext) -> None:
+    ctx.sleep_for("nap", lines.MONTH)
+
+
 def probe(params: Any, ctx: TaskContext) -> None:
     ctx.step("begin", lambda: lines.say_began(params["number"]))
 
 
 def client_on(url: str) -> Absurd:
     client = Absurd(url, queue_name=QUEUE)
-    for task in (many_steps, fail_once, probe):
+    for task in (many_steps, fail_once, nap, probe):
         client.register_task(task.__name__)(task)
 
     return client
@@ -97,6 +101,12 @@ class Client:
     def wait(self) -> float:
         """Wait for the drain's end; answer the seconds from the first claim to the last completion."""
         return self._seconds(self._batch)
+
+    def sleep(self, number: int) -> None:
+        """Let tasks fall asleep, for which the worker must have begun them."""
+        tasks = [self._spawn("nap") for _ in range(number)]
+        statement = f"SELECT 1 FROM {RUNS} WHERE task_id = ANY(%s) AND state <> 'sleeping' LIMIT 1"
+        lines.wait_until(lambda: self._connection.execute(statement, (tasks,)).fetchone() is None)
 
     def probe(self, pauses: list[float]) -> list[int]:
         return lines.start_one_by_one(lambda number: self._spawn("probe", number=number), pauses)

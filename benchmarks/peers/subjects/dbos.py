@@ -81,8 +81,8 @@ class Client:
         self._on_sqlite = self._engine.dialect.name == "sqlite"
         self._batch: list[str] = []
 
-    def _enqueue(self, workflow: str, *arguments: Any) -> str:
-        handle = self._client.enqueue({"queue_name": QUEUE, "workflow_name": workflow}, *arguments)
+    def _enqueue(self, workflow: str, *arguments: Any, **options: Any) -> str:
+        handle = self._client.enqueue({"queue_name": QUEUE, "workflow_name": workflow, **options}, *arguments)
         return str(handle.get_workflow_id())
 
     def enqueue(self, threads: int, seconds: float) -> float:
@@ -101,6 +101,11 @@ class Client:
     def wait(self) -> float:
         """Wait for the drain's end; answer the seconds from the first claim to the last completion."""
         return self._seconds(self._batch)
+
+    def sleep(self, number: int) -> None:
+        """Enqueue workflows for next month: one that sleeps inside would hold a thread."""
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: self._enqueue("many_steps", 1, delay_seconds=lines.MONTH), range(number)))
 
     def probe(self, pauses: list[float]) -> list[int]:
         return lines.start_one_by_one(lambda number: self._enqueue("probe", number), pauses)

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+#: In seconds.
+MONTH = 30 * 24 * 3_600
+
 # What a library prints goes to standard error instead, or it would stand among the lines.
 _output = os.dup(1)
 os.dup2(2, 1)

@@ -104,6 +104,10 @@ class Client:
         lines.wait_until(done)
         return float(row[1])
 
+    def sleep(self, number: int) -> None:
+        """Defer jobs to next month."""
+        self._task("add_one").configure(schedule_in={"seconds": lines.MONTH}).batch_defer(*[{"number": 1}] * number)
+
     def probe(self, pauses: list[float]) -> list[int]:
         task = self._task("probe")
         return lines.start_one_by_one(lambda number: task.defer(number=number), pauses)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 
 import pytest
+import sqlalchemy as sa
 from flask import Flask
 from flask.testing import FlaskClient
 
@@ -14,10 +16,15 @@ from flask_workflows import Retry
 from flask_workflows import service
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
+from flask_workflows.runs import RunQuery
+from flask_workflows.store import reading as read
 from tests import apps
 from tests.pages import links
 from tests.pages import Tags
 from tests.pages import text_of
+from tests.plans import analyze
+from tests.plans import assert_served
+from tests.plans import plans
 from tests.rows import error_json
 from tests.rows import NOW
 from tests.rows import NOW_MS
@@ -284,3 +291,35 @@ def test_undone_real_run_says_so(app: Flask, client: FlaskClient, workflows: Wor
     assert "What it did was undone when it ended" in page(client, run_id)
     assert "Its undo steps were executed before it ended, so it cannot be retried." in page(client, run_id)
     assert "Start one like this…" in page(client, run_id)
+
+
+# How they are read -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "index"),
+    [
+        (lambda c: read.list_children(c, "run-7", None, limit=11), "workflow_runs_parent"),
+        (lambda c: read.list_children(c, "run-7", ("acme",), limit=11), "workflow_runs_parent"),
+        (lambda c: read.count_unfinished_children(c, "run-7", None), "workflow_runs_parent"),
+        (lambda c: read.list_forks(c, "run-7", None, limit=11), "workflow_runs_forks"),
+        (lambda c: read.count_paused(c, None), "workflow_runs_paused"),
+        (lambda c: read.count_paused(c, ("acme",)), "workflow_runs_paused"),
+        (lambda c: read.list_runs(c, RunQuery(search="is:paused"), scan=100), "workflow_runs_paused"),
+    ],
+    ids=["children", "children in a scope", "unfinished", "forks", "paused", "paused in a scope", "search"],
+)
+@pytest.mark.parametrize("known", [True, False], ids=["analysed", "fresh"])
+def test_relatives_and_paused_runs_are_found_by_indexes(
+    rows: Rows, ask: Callable[[sa.Connection], object], index: str, known: bool
+) -> None:
+    made = [run_row("waiting", due_at=None, parent_id=f"run-{n}", forked_from=f"run-{n}") for n in range(3_000)]
+    rows.insert(models.runs, made)
+    rows.run("waiting", due_at=None, paused_at=NOW_MS)
+    if known:
+        analyze(rows)
+
+    found = plans(rows, ask)
+
+    assert_served(found)
+    assert any(index in plan for plan in found), found

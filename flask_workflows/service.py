@@ -211,7 +211,7 @@ def fork(
     package's own workflows.
     """
     run = get(runtime, run_id)
-    if new is not None and _exists(runtime, new):
+    if new is not None and _exists(runtime, new, run.workflow):
         return new
     if runtime.registry.is_own(run.workflow):
         raise NotRegistered(f"{run.workflow!r} is a workflow of the package's own: it is not started by hand")
@@ -244,7 +244,7 @@ def fork(
         raise _changed(run_id) from None
     except Exception as error:
         # Asked for twice at the same moment.
-        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, new):
+        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, new, run.workflow):
             raise
         return new
     runtime.started([new])
@@ -407,7 +407,8 @@ def start(
     """Start a run with JSON values by parameter name, as they are stored; answer its id, and whether it is new.
 
     Where an unfinished run has the key, that is the one. With a `run_id`, made by `new_id`, the start is done once
-    however often it is asked for: where that run is there already, it is the one. `own` lets the workflow be one of the
+    however often it is asked for: where that run is there already, it is the one, unless it is of another workflow:
+    then `KeyTaken` is raised. `own` lets the workflow be one of the
     package's own, whose input says what it may do. Raises `NotRegistered`, `UndecodableValue` where the input does not
     fit the workflow, and `ValueRefused` where it is too large.
     """
@@ -421,21 +422,25 @@ def start(
     if run_id is None:
         holder = spawn(runtime, known, run, by)
         return holder, holder == run.id
-    if _exists(runtime, run_id):
+    if _exists(runtime, run_id, known.name):
         return run_id, False
     try:
         holder = spawn(runtime, known, run._replace(id=run_id), by)
     except Exception as error:
         # Asked for twice at the same moment.
-        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, run_id):
+        if not runtime.store.dialect.is_duplicate(error) or not _exists(runtime, run_id, known.name):
             raise
         return run_id, False
     return holder, holder == run_id
 
 
-def _exists(runtime: Runtime, run_id: str) -> bool:
+def _exists(runtime: Runtime, run_id: str, workflow: str) -> bool:
+    """Whether there is this run. Raises `KeyTaken` where it is one of another workflow."""
     with reading(runtime.engine) as connection:
-        return read_run(connection, run_id, payloads=False) is not None
+        run = read_run(connection, run_id, payloads=False)
+    if run is not None and run.workflow != workflow:
+        raise KeyTaken(f"the run {run_id} is one of {run.workflow!r}: start one of {workflow!r} under an id of its own")
+    return run is not None
 
 
 # Events and messages -----------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_waiting_parent_holds_nothing(workflows: Workflows, clock: Clock) -> Non
     assert (run.status, run.worker, run.due_at) == (RunStatus.WAITING, None, None)
 
 
-def test_failure_of_a_child_is_an_error_of_its_own_kind(workflows: Workflows, clock: Clock) -> None:
+def test_b47_failure_of_a_child_is_an_error_of_its_own_kind(workflows: Workflows, clock: Clock) -> None:
     handle = parent_of_failing.spawn()
     run_out(workflows, clock)
 
@@ -171,7 +171,7 @@ def test_failure_of_a_child_is_an_error_of_its_own_kind(workflows: Workflows, cl
     assert_replays(workflows, handle)
 
 
-def test_failure_of_a_child_left_uncaught_fails_the_parent_at_once(workflows: Workflows, clock: Clock) -> None:
+def test_b47_failure_of_a_child_left_uncaught_fails_the_parent_at_once(workflows: Workflows, clock: Clock) -> None:
     handle = strict_parent.spawn()
     run_out(workflows, clock)
 
@@ -182,7 +182,7 @@ def test_failure_of_a_child_left_uncaught_fails_the_parent_at_once(workflows: Wo
     assert error.short_type == "RunFailed"
 
 
-def test_cancelled_child_is_said_to_the_parent(workflows: Workflows, clock: Clock) -> None:
+def test_b47_cancelled_child_is_said_to_the_parent(workflows: Workflows, clock: Clock) -> None:
     @workflows.workflow(name="asks_cancelled")
     def asks() -> str:
         try:
@@ -199,8 +199,28 @@ def test_cancelled_child_is_said_to_the_parent(workflows: Workflows, clock: Cloc
     assert handle.output() == f"run {run_id} was cancelled, so it has no result"
 
 
+def test_b47_child_in_another_workspace_is_waited_for_as_any_other(workflows: Workflows, clock: Clock) -> None:
+    @workflows.workflow(name="abroad")
+    def abroad() -> list[Any]:
+        awaited = child.using(workspace="elsewhere").start("one").result().number
+        try:
+            failing_child.using(workspace="elsewhere").start().result()
+        except RunFailed as error:
+            return [awaited, error.error_type]
+        return []
+
+    handle = abroad.using(workspace="here").spawn()
+    run_out(workflows, clock)
+
+    assert handle.output() == [3, "flask_workflows.errors.StepFailed"]
+    assert {run.workspace for run in workflows.runs(RunQuery(workflow="child"))} == {"elsewhere"}
+    assert_replays(workflows, handle)
+
+
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_child_that_is_gone_is_said_to_the_parent(app: Flask, workflows: Workflows, clock: Clock, when: str) -> None:
+def test_b47_child_that_is_gone_is_said_to_the_parent(
+    app: Flask, workflows: Workflows, clock: Clock, when: str
+) -> None:
     @workflows.workflow(name=f"asks_gone_{when}")
     def asks(ctx: WorkflowContext) -> str:
         handle = waiting_child.start()

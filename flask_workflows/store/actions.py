@@ -243,7 +243,7 @@ class Actions:
     def fork(
         self, new_run: NewRun, run_id: str, epoch: int, kept: Sequence[str], from_step: str, by: By | None = None
     ) -> None:
-        """Start a run with copies of recorded calls of another. Raises `Moved` where that is not of this epoch."""
+        """Start a run with copies of recorded calls of another, and of what it had published. Raises `Moved` where that is not of this epoch."""
 
         def copy(connection: Any, holders: Mapping[str, str]) -> None:
             execute = self._store.execute_on(connection)
@@ -256,6 +256,7 @@ class Actions:
             for start in range(0, len(kept), 500):
                 listed, params = sql.named("key", list(kept[start : start + 500]))
                 execute(self._sql(sql.COPY_STEPS.replace("{keys}", listed)), {**ids, **params})
+            execute(self._sql(sql.COPY_STATE), {**ids, "from_step": from_step})
             self._note(execute, by, "fork", run_id, found, after=f"{new_run.id}, from {from_step}"[:100])
 
         self._store.spawn([new_run], then=copy)

@@ -331,6 +331,15 @@ SELECT CAST(:new AS text), "key", position, kind, status, input, output, error, 
 FROM workflow_steps WHERE run_id = :run_id AND "key" IN ({keys})
 """
 
+#: What was published before the call that is made anew; what came later is published again.
+COPY_STATE = """
+INSERT INTO workflow_state (run_id, "key", value, updated_at)
+SELECT CAST(:new AS text), "key", value, updated_at FROM workflow_state
+WHERE run_id = :run_id AND updated_at <= (
+    SELECT started_at FROM workflow_steps s WHERE s.run_id = :run_id AND s."key" = :from_step
+)
+"""
+
 FORGET_STEP = """
 DELETE FROM workflow_steps WHERE run_id = :run_id AND "key" = :key
 """

@@ -81,7 +81,7 @@ def app(database_url: str, make_app: apps.MakeApp) -> Iterator[Flask]:
 def failure_of(handle: Handle[Any]) -> tuple[RunStatus, str | None, str | None]:
     run = handle.run()
 
-    return run.status, run.error and run.error.type, run.error and run.error.kind
+    return run.status, run.error.type if run.error else None, run.error.kind if run.error else None
 
 
 FAILED = (RunStatus.FAILED, EXCEEDED, "deadline")

@@ -24,7 +24,7 @@ from flask_workflows import service
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.audit import By
-from flask_workflows.extension import current_runtime
+from flask_workflows.runtime import current_runtime
 from flask_workflows.store import Scope
 from flask_workflows.store.reading import list_audit
 from flask_workflows.store.reading import reading
@@ -41,6 +41,16 @@ declared.event("paid")
 effects: list[str] = []
 #: What a step does besides, by its argument.
 during: dict[str, Callable[[], Any]] = {}
+
+
+def in_order(*calls: Callable[[], object]) -> Callable[[], None]:
+    """What makes these calls."""
+
+    def make_them() -> None:
+        for call in calls:
+            call()
+
+    return make_them
 
 
 @declared.step(retry=Retry(attempts=1))
@@ -244,7 +254,7 @@ def test_run_that_was_claimed_and_not_begun_is_paused_at_once(workflows: Workflo
 @pytest.mark.usefixtures("app_context")
 def test_step_under_way_is_stored_and_the_next_one_not_begun(workflows: Workflows, clock: Clock) -> None:
     handle = two.spawn()
-    during["a"] = lambda: (handle.pause(by=By("ana")), clock.move(seconds=2))
+    during["a"] = in_order(lambda: handle.pause(by=By("ana")), lambda: clock.move(seconds=2))
     workflows.tick()
     paused = handle.run()
 
@@ -301,7 +311,7 @@ def test_run_that_comes_to_its_end_has_ended(workflows: Workflows, clock: Clock)
 @pytest.mark.usefixtures("app_context")
 def test_run_resumed_before_it_stopped_goes_on(workflows: Workflows, clock: Clock) -> None:
     handle = two.spawn()
-    during["a"] = lambda: (handle.pause(), handle.resume(), clock.move(seconds=2))
+    during["a"] = in_order(handle.pause, handle.resume, lambda: clock.move(seconds=2))
 
     assert workflows.tick() == 1
     assert handle.output() == ["a", "b"]
@@ -314,7 +324,7 @@ def test_branches_store_what_they_have_done(workflows: Workflows, clock: Clock) 
         return ctx.map(lambda name: [note(f"{name}1"), note(f"{name}2")], ["x", "y", "z"], max_workers=1)
 
     handle = branched.spawn()
-    during["y1"] = lambda: (handle.pause(), clock.move(seconds=2))
+    during["y1"] = in_order(handle.pause, lambda: clock.move(seconds=2))
     workflows.tick()
 
     assert (handle.run().paused, effects) == (True, ["x1", "x2", "y1"])
@@ -329,7 +339,7 @@ def test_branches_store_what_they_have_done(workflows: Workflows, clock: Clock) 
 @pytest.mark.usefixtures("app_context")
 def test_undoing_is_paused_between_its_steps(workflows: Workflows, clock: Clock) -> None:
     handle = bought.spawn()
-    during["meal"] = lambda: (handle.pause(), clock.move(seconds=2))
+    during["meal"] = in_order(handle.pause, lambda: clock.move(seconds=2))
     run_out(workflows, clock)
     paused = handle.run()
 
@@ -370,7 +380,7 @@ def test_lost_worker_of_a_run_to_be_paused_is_counted_and_nothing_is_executed(
 def test_death_while_it_pauses_loses_nothing(workflows: Workflows, number: int, when: Any) -> None:
     clock = workflows.clock = FixedClock(datetime(2040, 1, 1, tzinfo=UTC))
     handle = two.spawn()
-    during["a"] = lambda: (handle.pause(), clock.advance(2))
+    during["a"] = in_order(handle.pause, lambda: clock.advance(2))
     with Crash(workflows, number, when):
         workflows.tick()
     workflows.tick()
@@ -459,7 +469,7 @@ def test_cancelling_takes_the_pause_away(workflows: Workflows, clock: Clock) -> 
 @pytest.mark.usefixtures("app_context")
 def test_executed_run_that_was_paused_then_cancelled_ends(workflows: Workflows, clock: Clock) -> None:
     handle = two.spawn()
-    during["a"] = lambda: (handle.pause(), handle.cancel(), clock.move(seconds=2))
+    during["a"] = in_order(handle.pause, handle.cancel, lambda: clock.move(seconds=2))
     workflows.tick()
     run = handle.run()
 
@@ -503,7 +513,7 @@ def test_parent_waits_for_a_paused_child(workflows: Workflows, clock: Clock) -> 
     @workflows.workflow(name="parent")
     def parent(ctx: WorkflowContext) -> list[str]:
         child = two.start()
-        during.setdefault("a", lambda: (workflows.pause(child.id), clock.move(seconds=2)))
+        during.setdefault("a", in_order(lambda: workflows.pause(child.id), lambda: clock.move(seconds=2)))
         found: list[str] = child.result()
         return found
 

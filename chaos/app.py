@@ -135,7 +135,9 @@ def enter(*, transactional: bool = False, raised: bool = False) -> None:
 
 @workflows.step
 def plain(number: int) -> int:
+    """Do what it does, and go on for a moment, in which a fault leaves it without a record."""
     enter()
+    time.sleep(0.05)
     return number + 1
 
 
@@ -169,9 +171,9 @@ def given_back(number: int) -> None:
     enter(transactional=True)
 
 
-@workflows.step
+@workflows.step(retry=Retry(attempts=1))
 def deadly(number: int) -> None:
-    """Take the worker along."""
+    """Take the worker along. Tried once: an attempt that is stored begins the count of losses anew."""
     enter(raised=True)
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)

@@ -202,7 +202,7 @@ def end_listeners(stage: Stage, planned: Planned) -> None:
 
 
 def lose_reply(stage: Stage, planned: Planned, loss: Loss) -> None:
-    """Alternately to one of the workers and to whoever starts the runs."""
+    """To one of the workers or, each fourth time or so, to whoever starts the runs."""
     slot = STARTER if planned.seconds < 0.6 else planned.slot
     began = time.monotonic()
     if _postgres(stage).proxy(slot).lose(loss, PATIENCE) is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.__main__ import KINDS
+from chaos.command import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 

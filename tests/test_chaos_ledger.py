@@ -310,9 +310,9 @@ def test_plain_step_may_be_repeated_when_a_fault_of_its_worker_came_between(
 
 
 def test_what_is_violated_is_printed_with_its_evidence_and_fails_the_command(tmp_path: Path) -> None:
-    wrong = "import sys; from chaos import app, __main__; app.EXPECTED['ordered'] = lambda number: 0; "
+    wrong = "import sys; from chaos import app, command; app.EXPECTED['ordered'] = lambda number: 0; "
     command = (
-        f"{wrong} sys.exit(__main__.main(['--database', 'sqlite', '--seconds', '0', '--folder', {str(tmp_path)!r}]))"
+        f"{wrong} sys.exit(command.main(['--database', 'sqlite', '--seconds', '0', '--folder', {str(tmp_path)!r}]))"
     )
 
     ended = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True, text=True)

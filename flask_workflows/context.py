@@ -157,8 +157,6 @@ class WorkflowContext:
         self._execution = execution
         self._run = execution.run
         self._looked = float("-inf")
-        #: What `patched` answered in this execution, by branch and name.
-        self._patched: dict[tuple[str, str], bool] = {}
 
     @staticmethod
     def current() -> WorkflowContext | None:
@@ -351,10 +349,10 @@ class WorkflowContext:
         `if ctx.patched("tips"): send_tips()`. The answer is recorded, and is the same at each execution of the run. A
         run recorded past this place before the patch was deployed goes on without it.
         """
-        known = (self._branch.path, check_step_name(name, f"at {caller()}", "patch"))
-        if known not in self._patched:
-            self._patched[known] = self._takes_patch(f"$patch:{name}")
-        return self._patched[known]
+        known = self._branch.patched
+        if check_step_name(name, f"at {caller()}", "patch") not in known:
+            known[name] = self._takes_patch(f"$patch:{name}")
+        return known[name]
 
     def _takes_patch(self, name: str) -> bool:
         history = self._branch.history

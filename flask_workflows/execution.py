@@ -106,6 +106,8 @@ class Branch:
         self.step: str | None = None
         #: Whether a step's transaction is being committed, so that an error may come from the commit.
         self.committing = False
+        #: What `ctx.patched` answered, by name: kept no longer than the history that it was answered from.
+        self.patched: dict[str, bool] = {}
         #: What ended this branch alone, kept in case user code swallows it.
         self.left: Interrupt | None = None
         self._store = execution.store

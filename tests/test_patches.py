@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import pytest
@@ -123,6 +124,35 @@ def test_patch_in_a_branch(workflows: Workflows, clock: Clock) -> None:
     run_out(workflows, clock)
 
     assert handle.output() == ["a patched", "b patched"]
+    assert_replays(workflows, handle)
+
+
+def test_branch_that_goes_on_beside_another_finds_the_patch_in_its_record(workflows: Workflows, clock: Clock) -> None:
+    woken = Event()
+
+    def meanwhile() -> bool:
+        for _ in range(3_000):
+            clock.move(milliseconds=1)
+            if woken.wait(0.01):
+                return True
+        return False
+
+    def parallel(ctx: WorkflowContext) -> Any:
+        def one() -> str:
+            if ctx.patched("tips"):
+                note("tips")
+            ctx.sleep(0.01)
+            woken.set()
+            return note("more tips") if ctx.patched("tips") else note("second")
+
+        return ctx.parallel(one, lambda: ctx.step("meanwhile", meanwhile))
+
+    body.append(parallel)
+    handle = changing.spawn()
+    workflows.tick()
+
+    assert handle.output() == ["more tips", True]
+    assert effects == ["tips", "more tips"]
     assert_replays(workflows, handle)
 
 

@@ -10,12 +10,16 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from datetime import datetime
 from datetime import UTC
 from pathlib import Path
 
+from benchmarks import lasting
+from benchmarks import scenarios
 from benchmarks.databases import describe
 from benchmarks.databases import find_pgbench
 from benchmarks.databases import open_server
@@ -24,9 +28,23 @@ from benchmarks.figures import table
 from benchmarks.scenarios import Bench
 from benchmarks.scenarios import Effort
 from benchmarks.scenarios import QUICK
-from benchmarks.scenarios import SCENARIOS
 from tests.databases import PostgresServer
 from tests.databases import PostgresUnavailable
+
+SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
+    "S1": scenarios.enqueue,
+    "S2": scenarios.drain_one_step,
+    "S3": scenarios.drain_ten_steps,
+    "S4": scenarios.start_latency,
+    "S5": scenarios.replay,
+    "S6": scenarios.sleepers,
+    "S7": lasting.wake_ups,
+    "S8": lasting.newest_failed,
+    "S9": scenarios.fan_out,
+    "S10": scenarios.family,
+    "S11": lasting.claims,
+    "S12": lasting.memory,
+}
 
 KINDS = ("postgresql", "sqlite")
 
@@ -70,9 +88,9 @@ def _about(server: PostgresServer | None) -> str:
 
 
 def _measure(
-    scenarios: Sequence[str], kinds: Sequence[str], server: PostgresServer | None, effort: Effort
+    chosen: Sequence[str], kinds: Sequence[str], server: PostgresServer | None, effort: Effort
 ) -> Iterator[Figure]:
-    for scenario in scenarios:
+    for scenario in chosen:
         for kind in kinds:
             began = time.monotonic()
             for figure in SCENARIOS[scenario](Bench(kind, server, effort)):

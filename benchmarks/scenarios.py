@@ -56,9 +56,11 @@ class Effort:
     sleepers: int = 100_000
     #: Twice as long as a worker's longest habit, so that it matters little when counting begins.
     idle_seconds: float = 60.0
+    #: Runs that have finished long ago; half as many are due later.
+    finished: int = 1_000_000
 
 
-QUICK = Effort(repetitions=2, fewer=1, seconds=0.6, starts=40, sleepers=10_000, idle_seconds=5.0)
+QUICK = Effort(repetitions=2, fewer=1, seconds=0.6, starts=40, sleepers=10_000, idle_seconds=5.0, finished=20_000)
 
 
 @dataclass(frozen=True)
@@ -360,7 +362,7 @@ def _drain_in_turn(bench: Bench, subjects: Sequence[Subject]) -> list[list[float
 
 
 def _idle(bench: Bench, subjects: Mapping[str, Subject]) -> Iterator[Figure]:
-    """Memory and queries of workers with nothing to do."""
+    """Memory, queries and processor time of workers with nothing to do."""
     with tempfile.TemporaryDirectory(prefix="flask-workflows-bench-") as directory, ExitStack() as stack:
         counters = [Path(directory) / str(number) for number in range(len(subjects))]
         workers = []
@@ -369,31 +371,35 @@ def _idle(bench: Bench, subjects: Mapping[str, Subject]) -> Iterator[Figure]:
             subject.drain(app.one_step, 50, ONE)
         time.sleep(2)
         before = [int(counter.read_text()) for counter in counters]
+        busy = [worker.cpu_seconds for worker in workers]
         time.sleep(bench.effort.idle_seconds)
         counted = [int(counter.read_text()) - earlier for counter, earlier in zip(counters, before, strict=True)]
+        busy = [worker.cpu_seconds - earlier for worker, earlier in zip(workers, busy, strict=True)]
         memory = [worker.resident_mb for worker in workers]
 
     wanted = Target(1.2, at_most=True)
-    for what, queries, resident in zip(subjects, counted, memory, strict=True):
+    for what, queries, seconds, resident in zip(subjects, counted, busy, memory, strict=True):
         yield bench.figure(
             "S6", f"idle worker, {what}", "queries/s", [queries / bench.effort.idle_seconds], wanted=wanted
         )
+        share = 100 * seconds / bench.effort.idle_seconds
+        yield bench.figure("S6", f"idle worker, {what}", "% of a CPU", [share], aim=Target(0.5, at_most=True))
         yield bench.figure("S6", f"idle worker, {what}", "MB", [resident])
 
 
-# S8, S9 ------------------------------------------------------------------------------------
+# S9, S10 -----------------------------------------------------------------------------------
 
 
 def fan_out(bench: Bench) -> Iterator[Figure]:
-    """S8: how many steps a second are executed and stored side by side in one run."""
+    """S9: how many steps a second are executed and stored side by side in one run."""
     samples, limits = _drains_of(bench, app.fan_out, count=1_000)
-    yield bench.figure("S8", "fan-out of 1,000 steps in one run", "steps/s", samples, limits=limits)
+    yield bench.figure("S9", "fan-out of 1,000 steps in one run", "steps/s", samples, limits=limits)
 
 
 def family(bench: Bench) -> Iterator[Figure]:
-    """S9: how many children a second are started by a parent, executed, and awaited by it one after another."""
+    """S10: how many children a second are started by a parent, executed, and awaited by it one after another."""
     samples, limits = _drains_of(bench, app.family, count=100)
-    yield bench.figure("S9", "parent that awaits 100 children", "runs/s", samples, limits=limits)
+    yield bench.figure("S10", "parent that awaits 100 children", "runs/s", samples, limits=limits)
 
 
 def _drains_of(bench: Bench, workflow: Workflow[Any, Any], *, count: int) -> tuple[list[float], list[float]]:
@@ -410,15 +416,3 @@ def _drains_of(bench: Bench, workflow: Workflow[Any, Any], *, count: int) -> tup
                 limits.append(limit.drain(CONCURRENCY, 1))
 
     return samples, _beside(limits)
-
-
-SCENARIOS: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
-    "S1": enqueue,
-    "S2": drain_one_step,
-    "S3": drain_ten_steps,
-    "S4": start_latency,
-    "S5": replay,
-    "S6": sleepers,
-    "S8": fan_out,
-    "S9": family,
-}

@@ -156,6 +156,12 @@ class Worker:
         command = ["ps", "-o", "rss=", "-p", str(self._process.pid)]
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1_024
 
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time the process has used, in whichever mode."""
+        user, system = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def _is_up(self) -> bool:
         if self._process.poll() is not None:
             self._log.seek(0)

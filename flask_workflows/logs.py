@@ -27,16 +27,28 @@ class RunFilter(logging.Filter):
         return True
 
 
+class _Formatter(logging.Formatter):
+    """Times in UTC, each second of which is formatted once: there is a line for every run."""
+
+    _last: tuple[int, str] = (-1, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        second, text = self._last
+        if second != int(record.created):
+            second = int(record.created)
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(second))
+            self._last = second, text
+        return f"{text},{int(record.msecs):03d}"
+
+
 def configure_worker_logging(app: Flask) -> None:
     """Log to standard error from INFO on, unless the app has set up logging itself."""
     root = logging.getLogger()
     if root.handlers:
         return
 
-    formatter = logging.Formatter(FORMAT)
-    formatter.converter = time.gmtime
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
+    handler.setFormatter(_Formatter(FORMAT))
     handler.addFilter(RunFilter())
     root.addHandler(handler)
     root.setLevel(logging.INFO)

@@ -10,7 +10,9 @@ from flask import Flask
 
 from flask_workflows import RunFilter
 from flask_workflows import Workflows
+from flask_workflows.logs import _Formatter
 from flask_workflows.logs import configure_worker_logging
+from flask_workflows.logs import FORMAT
 from tests.apps import MakeApp
 
 logger = logging.getLogger("shop")
@@ -101,3 +103,16 @@ def test_apps_own_logging_is_left_alone() -> None:
 
     assert handlers == [own]
     assert level_after == level
+
+
+def test_worker_logs_the_times_of_records_in_utc() -> None:
+    formatter = _Formatter(FORMAT)
+
+    def written(created: float, milliseconds: int) -> str:
+        record = logging.makeLogRecord({"created": created, "msecs": milliseconds})
+        return formatter.formatTime(record)
+
+    assert written(0.25, 250) == "1970-01-01 00:00:00,250"
+    assert written(0.5, 500) == "1970-01-01 00:00:00,500"
+    assert written(86_401, 0) == "1970-01-02 00:00:01,000"
+    assert written(0.25, 250) == "1970-01-01 00:00:00,250"

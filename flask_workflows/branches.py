@@ -35,7 +35,6 @@ from .interrupts import Interrupt
 from .interrupts import Suspended
 from .store import Change
 from .store import StepWrite
-from .store import StoredStep
 
 if TYPE_CHECKING:
     from .context import WorkflowContext
@@ -137,9 +136,9 @@ class _Group:
         while True:
             while waiting and len(running) < threads and self._execution.ours():
                 number = waiting.popleft()
-                stored = None if number not in self._ended else self._newer_record(number)
-                self._ended.pop(number, None)
-                running[pool.submit(self._run, number, stored)] = number
+                if self._ended.pop(number, None) is not None:
+                    self._execution.read_anew(self._path(number))
+                running[pool.submit(self._run, number)] = number
             if not running:
                 return
             done, _ = wait(running, timeout=self._pause(), return_when=FIRST_COMPLETED)
@@ -185,10 +184,6 @@ class _Group:
                 found.extend(by_key[key] for key in ended)
         return sorted(set(found))
 
-    def _newer_record(self, number: int) -> list[StoredStep]:
-        """What the branch has recorded by now."""
-        return self._execution.store.branch_history(self._context.run_id, self._path(number))
-
     # One branch ------------------------------------------------------------------------------
 
     def _is_recorded(self, number: int) -> bool:
@@ -196,22 +191,22 @@ class _Group:
         return len(stored) == 1 and stored[0].status == "completed"
 
     def _on_this_thread(self, number: int) -> Ended:
-        return contextvars.copy_context().run(self._execute, number, None)
+        return contextvars.copy_context().run(self._execute, number)
 
-    def _run(self, number: int, stored: Sequence[StoredStep] | None) -> Ended:
+    def _run(self, number: int) -> Ended:
         """On a thread of the branch's own."""
 
         def execute() -> Ended:
             with QuietContext(self._runtime.app):
                 try:
-                    return self._execute(number, stored)
+                    return self._execute(number)
                 finally:
                     self._runtime.sessions.remove()
 
         return contextvars.Context().run(execute)
 
-    def _execute(self, number: int, stored: Sequence[StoredStep] | None) -> Ended:
-        branch = self._execution.branch(self._path(number), stored)
+    def _execute(self, number: int) -> Ended:
+        branch = self._execution.branch(self._path(number))
         try:
             with self._context.on(branch):
                 value, error = self._call(number, branch)

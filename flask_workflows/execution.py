@@ -18,7 +18,6 @@ import json
 import logging
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from contextlib import contextmanager
 from threading import get_ident
@@ -472,17 +471,22 @@ class Execution:
 
     # Branches --------------------------------------------------------------------------------
 
-    def branch(self, path: str, stored: Sequence[StoredStep] | None = None) -> Branch:
-        """A branch to be run by the calling thread, on its record as it was claimed, or on a newer one."""
-        known = self._by_path.get(path, ()) if stored is None else stored
-        branch = Branch(self, path, known, strict=self.strict)
+    def branch(self, path: str) -> Branch:
+        """A branch to be run by the calling thread, on its record as it is known."""
+        branch = Branch(self, path, self.record_of(path), strict=self.strict)
         with self._branching:
             self.branches = (*self.branches, branch)
         return branch
 
     def record_of(self, path: str) -> Sequence[StoredStep]:
-        """The recorded calls of a branch, as the run was claimed."""
+        """The recorded calls of a branch: as the run was claimed, or as they were read anew."""
         return self._by_path.get(path, ())
+
+    def read_anew(self, path: str) -> None:
+        """Read what a branch has recorded by now, and those it started: it is to go on from there."""
+        with self.guarding():
+            stored = self.store.branch_history(self.run.id, path)
+        self._by_path.update(_by_path(stored))
 
     def end_branch(self, branch: Branch) -> None:
         with self._branching:
@@ -640,7 +644,7 @@ class Execution:
             self.interrupt = LeaseLost()
 
 
-def _by_path(stored: Sequence[StoredStep]) -> Mapping[str, list[StoredStep]]:
+def _by_path(stored: Sequence[StoredStep]) -> dict[str, list[StoredStep]]:
     """The recorded calls of each branch, in their order."""
     found: dict[str, list[StoredStep]] = {}
     for step in sorted(stored, key=lambda step: step.position):

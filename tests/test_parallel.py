@@ -265,6 +265,38 @@ def test_event_that_comes_while_another_branch_works_is_received(workflows: Work
     assert handle.output() == [{"amount": 7}, "through"]
 
 
+def test_branch_that_goes_on_beside_another_runs_nothing_again_that_branches_of_its_own_stored(
+    workflows: Workflows, clock: Clock
+) -> None:
+    woken = threading.Event()
+
+    def meanwhile() -> bool:
+        for _ in range(3_000):
+            clock.move(milliseconds=1)
+            if woken.wait(0.01):
+                return True
+        return False
+
+    @workflows.workflow(name="inner-goes-on")
+    def inner_goes_on(ctx: WorkflowContext) -> list[Any]:
+        def sleeping() -> str:
+            note("before")
+            ctx.sleep(0.01)
+            woken.set()
+            return note("after")
+
+        return ctx.parallel(
+            lambda: ctx.parallel(sleeping, lambda: note("beside")), lambda: ctx.step("meanwhile", meanwhile)
+        )
+
+    handle = inner_goes_on.spawn()
+    workflows.tick()
+
+    assert handle.output() == [["after", "beside"], True]
+    assert sorted(effects) == ["after", "before", "beside"]
+    assert_replays(workflows, handle)
+
+
 def _waits(app: Flask) -> int:
     engine = app.extensions["workflows"].engine
     with engine.connect() as connection:

@@ -26,7 +26,6 @@ import sqlalchemy as sa
 from ..errors import KeyBusy
 from ..errors import KeyTaken
 from ..errors import SetupError
-from ..names import path_of
 from . import event_statements as events_sql
 from . import statements as sql
 from .connections import Connections
@@ -350,12 +349,11 @@ class Store:
         return found
 
     def branch_history(self, run_id: str, path: str) -> list[StoredStep]:
-        """The recorded calls of one branch of a run, in order."""
+        """The recorded calls of one branch of a run, and of those that it started."""
         statement = self.dialect.sql(sql.BRANCH_HISTORY)
         params = {"run_id": run_id, "path": path, "length": len(path)}
         rows = self.patiently(lambda c: self.execute_on(c)(statement, params).fetchall())
-        found = [StoredStep(*row) for row in rows]
-        return [step for step in found if path_of(step.key) == path]
+        return [StoredStep(*row) for row in rows]
 
     def ended_calls(self, run_id: str, keys: Sequence[str]) -> list[str]:
         """Which of these recorded calls have ended."""

@@ -144,6 +144,8 @@ class Handle(Generic[R]):
 
     def _await(self, running: WorkflowContext, timeout: timedelta | float | None) -> Finished:
         """How the run ended, waited for durably by the run that is executed here."""
+        if self.id == running.run_id:
+            raise MisplacedCall("a run that waits for its own end never ends: return from the body, or raise an error")
         ended = running.await_run(self.id, timeout)
         if ended.status == "gone":
             raise running.recorded(RunNotFound(f"there is no run {self.id}: it was pruned, or deleted by hand"))

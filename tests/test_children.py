@@ -23,6 +23,7 @@ from flask_workflows import WaitTimeout
 from flask_workflows import WorkflowContext
 from flask_workflows import Workflows
 from flask_workflows.audit import By
+from flask_workflows.errors import MisplacedCall
 from flask_workflows.errors import RunFinished
 from flask_workflows.errors import RunNotFound
 from flask_workflows.runs import RunQuery
@@ -301,6 +302,22 @@ def test_status_is_waited_for_too(workflows: Workflows, clock: Clock) -> None:
     run_out(workflows, clock)
 
     assert handle.output() == ["failed", "completed"]
+
+
+def test_run_that_would_wait_for_itself_is_told(workflows: Workflows, clock: Clock) -> None:
+    @workflows.workflow(name="narcissus")
+    def narcissus(ctx: WorkflowContext) -> str:
+        try:
+            workflows.handle(ctx.run_id).wait()
+        except MisplacedCall as error:
+            return str(error)
+        return "never"
+
+    handle = narcissus.spawn()
+    workflows.tick()
+
+    assert "a run that waits for its own end never ends" in (handle.output() or "")
+    assert_replays(workflows, handle)
 
 
 def test_run_that_somebody_else_started_can_be_waited_for(workflows: Workflows, clock: Clock) -> None:

@@ -287,7 +287,7 @@ def pause(runtime: Runtime, run_id: str, epoch: int | None = None, by: By | None
     stays as it is. Raises `RunFinished` where it has ended, or is to end.
     """
     run = get(runtime, run_id)
-    if run.paused:
+    if run.paused and epoch in (None, run.epoch):
         return run
     _refuse_ending(run, "paused")
     runtime.sessions.refuse_if_busy("pause()")

@@ -398,3 +398,15 @@ def test_cancel_says_what_will_be_undone(one_client: FlaskClient) -> None:
 
     assert "What it did is undone first, by: 3 undo refund, 2 undo unbook. After that it cannot be retried." in text
     assert "is not undone" not in text
+
+
+@pytest.mark.parametrize("asked", [None, 1_800_000_000_000], ids=["failed", "cancelled"])
+def test_run_that_is_being_undone_cannot_be_cancelled(one_client: FlaskClient, asked: int | None) -> None:
+    rows = rows_of(one_client.application)
+    run_id = rows.run("sleeping", undoing='{"status": "failed"}', cancel_requested_at=asked)
+    rows.step(run_id, "$undo:unbook", 1, "retrying", kind="undo")
+
+    answer = one_client.get(f"/workflows/run/{run_id}/cancel")
+
+    assert answer.status_code == 409
+    assert "It has ended, and what it did is being undone." in text_of(answer)

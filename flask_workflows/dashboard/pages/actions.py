@@ -234,6 +234,8 @@ def _cannot_cancel(scene: Scene) -> Text:
     run = scene.run
     if run.finished:
         return _finished(run)
+    if run.undoing:
+        return ("It has ended, and what it did is being undone.",)
     if run.cancelling:
         asked = Instant(run.cancel_requested_at or run.updated_at, "ago")
         return ("Cancelling was asked for ", asked, "; the run stops at its next step.")

@@ -7,7 +7,7 @@ VENV ?= .venv
 DIST ?= dist
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format types bench peers chaos docs pictures build release clean
+.PHONY: demo test lint format types bench peers year chaos docs pictures build release clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -35,6 +35,10 @@ bench: $(VENV)/test.stamp
 # Other engines are fetched from PyPI, each into an environment of its own beside the caches of other programs.
 peers: $(VENV)/test.stamp
 	$(VENV)/bin/python -m benchmarks.peers $(ARGS)
+
+# A simulated year; the tables and pictures of docs/growth.md are made anew.
+year: $(VENV)/test.stamp
+	$(VENV)/bin/python -m benchmarks.year --into docs $(ARGS)
 
 chaos: $(VENV)/test.stamp
 	$(VENV)/bin/python -m chaos $(ARGS)

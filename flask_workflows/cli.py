@@ -336,6 +336,8 @@ def check(replays: bool, workflow: str | None) -> None:
     if workflow is not None and not replays:
         raise click.UsageError("--workflow goes with --replay")
     runtime = _importing_runtime()
+    if workflow is not None:
+        runtime.registry.latest(workflow)
     runtime.check_schema()
     count = len(runtime.registry.workflows())
     click.echo(f"ok: {runtime.engine.url!s}, {phrases.several(count, 'workflow')}")
@@ -443,6 +445,8 @@ def start(
         )
     except (UndecodableValue, ValueRefused) as error:
         raise click.BadParameter(str(error), param_hint="'--input'") from error
+    except InvalidDuration as error:
+        raise click.UsageError(str(error)) from error
 
     click.echo(run_id)
     if not created:

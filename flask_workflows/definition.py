@@ -274,7 +274,7 @@ def as_text(value: object) -> object:
 def _positive_ms(span: Any, what: str) -> int:
     milliseconds = to_ms(span, what=what)
     if milliseconds == 0:
-        raise InvalidDuration(f"{what} is {span!r}: write at least a millisecond")
+        raise InvalidDuration(f"{what} must not be nothing: write at least a millisecond")
     return milliseconds
 
 

@@ -282,6 +282,20 @@ def test_other_delays_are_refused(app: Flask, delay: str) -> None:
     assert "is no duration" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "length", "words"),
+    [
+        ("--deadline", "0", "the deadline must not be nothing: write at least a millisecond"),
+        ("--deadline", "36526d", "the deadline must not be longer than 100 years"),
+        ("--delay", "36526d", "the delay must not be longer than 100 years"),
+    ],
+)
+def test_lengths_that_no_run_may_have_are_wrong_usage(app: Flask, option: str, length: str, words: str) -> None:
+    result = run(app, "start", "renewal", "--input", '{"user_id": 8}', option, length, exit_code=2)
+
+    assert words in result.stderr
+
+
 def test_input_comes_from_a_file_or_standard_input(app: Flask, workflows: Workflows, tmp_path: Path) -> None:
     path = tmp_path / "input.json"
     path.write_text('{"user_id": 1}', encoding="utf-8")

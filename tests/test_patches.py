@@ -46,6 +46,11 @@ def changing(ctx: WorkflowContext) -> Any:
     return body[-1](ctx)
 
 
+@declared.workflow
+def unlike() -> None:
+    """Has no runs."""
+
+
 @pytest.fixture
 def app(database_url: str, make_app: apps.MakeApp) -> Iterator[Flask]:
     effects.clear()
@@ -258,11 +263,14 @@ def test_check_looks_at_one_workflow(app: Flask, workflows: Workflows) -> None:
     body.append(deleted)
     runner = FlaskCliRunner(app)
 
-    other_workflow = runner.invoke(args=["workflows", "check", "--replay", "--workflow", "unknown"])
+    other_workflow = runner.invoke(args=["workflows", "check", "--replay", "--workflow", "unlike"])
+    unknown = runner.invoke(args=["workflows", "check", "--replay", "--workflow", "unknown"])
     this = runner.invoke(args=["workflows", "check", "--replay", "--workflow", "changing"])
 
     assert (other_workflow.exit_code, this.exit_code) == (0, 1)
     assert "0 runs replayed" in other_workflow.output
+    assert unknown.exit_code == 3
+    assert "no workflow named 'unknown' is registered here" in unknown.output
     assert runner.invoke(args=["workflows", "check", "--workflow", "changing"]).exit_code == 2
 
 

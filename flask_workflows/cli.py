@@ -89,7 +89,7 @@ class _Conflict(_Refused):
 
 
 def _refusal(error: WorkflowsError) -> _Refused:
-    line = " ".join(str(error).split())
+    line = terminal.printable(" ".join(str(error).split()))
     match error:
         case RunNotFound() | StepNotFound() | NotRegistered() | UnregisteredEvent():
             return _NotFound(line)

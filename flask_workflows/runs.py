@@ -19,6 +19,7 @@ from typing import Any
 
 from .errors import InvalidCursor
 from .errors import InvalidInstant
+from .errors import InvalidName
 from .names import path_of
 
 
@@ -431,7 +432,7 @@ class RunQuery:
     def __post_init__(self) -> None:
         if self.status is not None:
             # A plain "failed" will do.
-            object.__setattr__(self, "status", RunStatus(self.status))
+            object.__setattr__(self, "status", _status(self.status))
         if self.workspace is not None and not isinstance(self.workspace, str):
             object.__setattr__(self, "workspace", tuple(sorted(set(self.workspace))))
         if self.limit < 1:
@@ -440,6 +441,13 @@ class RunQuery:
             instant = getattr(self, name)
             if instant is not None and instant.tzinfo is None:
                 raise InvalidInstant(f"{name}={instant!r} is naive: write datetime(…, tzinfo=UTC)")
+
+
+def _status(value: str) -> RunStatus:
+    try:
+        return RunStatus(value)
+    except ValueError:
+        raise InvalidName(f"status={value!r} is none: write one of {', '.join(RunStatus)}") from None
 
 
 @dataclass(frozen=True, slots=True)

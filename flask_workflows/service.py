@@ -62,6 +62,8 @@ from .values import loads
 from .values import value_codec
 
 PRUNE_BATCH = 500
+#: Of an event's delivery id that is stored as it is.
+DELIVERY_ID_BYTES = 600
 #: How long each quarter of an hour has statistics of its own.
 KEEP_STATS = timedelta(days=35)
 #: Recorded calls that a fork takes over.
@@ -462,8 +464,14 @@ def new_event(
         kind.name,
         _workspace(workspace),
         dump(value, runtime.config.max_payload_bytes),
-        delivery_id=None if delivery_id is None else check_label(delivery_id, "delivery_id"),
+        delivery_id=None if delivery_id is None else _stored_id(check_label(delivery_id, "delivery_id")),
     )
+
+
+def _stored_id(delivery_id: str) -> str:
+    """The id itself, or a hash where an index entry with two names of the longest would be more than PostgreSQL takes."""
+    written = delivery_id.encode()
+    return delivery_id if len(written) <= DELIVERY_ID_BYTES else f"sha256:{hashlib.sha256(written).hexdigest()}"
 
 
 def new_message(runtime: Runtime, run_id: str, name: str, payload: Any, delivery_id: str | None = None) -> NewEvent:
@@ -596,7 +604,9 @@ def _id_before(cutoff: int) -> str:
 
 
 def _unknown(run_id: str) -> RunNotFound:
-    return RunNotFound(f"there is no run {run_id}: it was never committed, or was pruned")
+    # Anybody may have typed it, and messages are logged.
+    named = run_id if run_id.isprintable() and len(run_id) <= 100 else f"{run_id[:100]!r}"
+    return RunNotFound(f"there is no run {named}: it was never committed, or was pruned")
 
 
 def _compensated(run_id: str) -> RunCompensated:

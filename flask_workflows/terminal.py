@@ -63,7 +63,7 @@ def run_lines(details: RunDetails, around: Surroundings, beside: Beside, same_ca
     yield run_line(run, open_steps)
     for text in (reason.headline, reason.more):
         if text:
-            yield _printable(f"  {plain(text, now=around.now)}")
+            yield printable(f"  {plain(text, now=around.now)}")
     if same_cause.value:
         others = phrases.count(same_cause.value, capped=same_cause.capped)
         yield f"  {others} other {'run' if same_cause.value == 1 else 'runs'} failed the same way."
@@ -79,7 +79,7 @@ def run_lines(details: RunDetails, around: Surroundings, beside: Beside, same_ca
     for step in details.steps:
         yield from _step(step)
     if run.error is not None and run.error.traceback is not None:
-        yield from (_printable(f"  {line}") for line in redact_text(run.error.traceback).splitlines())
+        yield from (printable(f"  {line}") for line in redact_text(run.error.traceback).splitlines())
 
 
 def instant(at: datetime) -> str:
@@ -119,8 +119,8 @@ def _value(name: str, stored: str | NotLoaded | None, indent: str = "  ") -> Ite
     shown = payloads.show_value(Head(stored, len(stored)))
     text = "".join(part if isinstance(part, str) else _hidden(part) for part in shown.parts)
     first, *others = text.splitlines() or [""]
-    yield _printable(f"{indent}{name} {first}")
-    yield from (_printable(f"{indent}{other}") for other in others)
+    yield printable(f"{indent}{name} {first}")
+    yield from (printable(f"{indent}{other}") for other in others)
     if shown.note:
         yield f"{indent}({shown.note})"
 
@@ -130,9 +130,9 @@ def _hidden(part: payloads.Hidden) -> str:
 
 
 def _line(*parts: str) -> str:
-    return _printable("  ".join(part for part in parts if part).rstrip())
+    return printable("  ".join(part for part in parts if part).rstrip())
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without what would drive the terminal: stored texts are anybody's."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -45,6 +45,7 @@ from .errors import SetupError
 from .failures import describe
 from .failures import dumps
 from .leases import LeaseKeeper
+from .names import check_label
 from .names import new_id
 from .service import prune
 from .store import Change
@@ -92,9 +93,9 @@ class Worker:
         self, runtime: Runtime, *, concurrency: int | None = None, queues: Sequence[str] = (), name: str | None = None
     ) -> None:
         self.id = new_id()
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else check_label(name, "name")
         self.concurrency = concurrency or runtime.config.concurrency
-        self.queues = tuple(queues)
+        self.queues = tuple(check_label(queue, "queue") for queue in queues)
         self._runtime = runtime
         self._store = runtime.store
         self._engine = Engine(runtime)

@@ -25,6 +25,7 @@ from ..matching import ENDS
 from ..matching import FINISHED
 from ..matching import hash_in
 from ..matching import MESSAGES
+from ..names import is_clean
 from . import event_statements as sql
 from . import statements
 from .rows import NewEvent
@@ -389,6 +390,8 @@ class Events:
             raise LeaseGone
 
     def read_state(self, run_id: str, key: str) -> str | None:
+        if not is_clean(key):
+            return None
         params = {"run_id": run_id, "key": key}
         row = self._store.once(lambda c: self._store.execute_on(c)(self._sql(sql.READ_STATE), params).fetchone())
         return None if row is None else str(row[0])

@@ -19,6 +19,7 @@ from ...models import events
 from ...models import runs
 from ...models import steps
 from ...models import waits
+from ...names import is_clean
 from ...runs import EmittedEvent
 from ...runs import Head
 from .rows import Conditions
@@ -38,6 +39,8 @@ _APPS = events.c.name != FINISHED
 
 def list_events(connection: sa.Connection, name: str | None, *, limit: int) -> tuple[EmittedEvent, ...]:
     """The newest events, of one name or of all."""
+    if name is not None and not is_clean(name):
+        return ()
     query = sa.select(events).where(_APPS).order_by(events.c.seq.desc()).limit(limit)
     if name is not None:
         query = query.where(events.c.name == name)

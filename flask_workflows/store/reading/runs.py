@@ -7,6 +7,7 @@ from dataclasses import replace
 import sqlalchemy as sa
 
 from ...models import runs
+from ...names import is_clean
 from ...runs import Count
 from ...runs import Cursor
 from ...runs import LIVE
@@ -34,6 +35,12 @@ _TESTED = 201
 _NAMED = 2_000
 
 
+def _answerable(query: RunQuery) -> bool:
+    """Whether it asks for names that there can be; some others no database can compare."""
+    spaces = (query.workspace,) if isinstance(query.workspace, str) else query.workspace or ()
+    return all(is_clean(text) for text in (query.workflow, query.key, query.queue, *spaces) if text is not None)
+
+
 def list_runs(
     connection: sa.Connection,
     query: RunQuery,
@@ -51,6 +58,8 @@ def list_runs(
     `real_time`, `created_at` comes from a clock that was set, as in tests, and ids say nothing about it. `hidden` says
     what in stored values is not to be found.
     """
+    if not _answerable(query):
+        return Page(())
     facts = Facts(connection)
     columns = tuple(runs.c) if payloads else SUMMARY
     if query.by_due and not any(term.tested for term in parse(query.search)):

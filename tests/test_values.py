@@ -559,6 +559,35 @@ def test_whatever_is_not_refused_comes_back_the_same(value: Any) -> None:
     assert same(loaded, value)
 
 
+def of_somebody() -> st.SearchStrategy[Any]:
+    """Values of the kinds that annotations name, alone and in one another."""
+    known = st.sampled_from([value for _, value in ROUND_TRIPS])
+    return known | st.recursive(
+        known | anything(),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=2), st.tuples(inner), st.dictionaries(st.text(max_size=2), inner, max_size=2)
+        ),
+        max_leaves=3,
+    )
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(st.sampled_from([annotation for annotation, _ in ROUND_TRIPS]), of_somebody())
+def test_b73_any_value_under_any_annotation_comes_back_the_same_or_is_refused_with_a_path(
+    annotation: Any, value: Any
+) -> None:
+    try:
+        text = text_of(annotation, value)
+    except ValueRefused as error:
+        refusal = str(error)
+    else:
+        assert same(value_codec(annotation).load(text), value)
+        return
+
+    assert refusal.startswith("step 'x': ")
+    assert "$" in refusal
+
+
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.sampled_from([annotation for annotation, _ in ROUND_TRIPS]),

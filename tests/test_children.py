@@ -16,6 +16,7 @@ from flask import Flask
 
 from flask_workflows import models
 from flask_workflows import Retry
+from flask_workflows import Run
 from flask_workflows import RunCancelled
 from flask_workflows import RunFailed
 from flask_workflows import RunStatus
@@ -181,6 +182,36 @@ def test_b47_failure_of_a_child_left_uncaught_fails_the_parent_at_once(workflows
     error = handle.run().error
     assert error is not None
     assert error.short_type == "RunFailed"
+
+
+@pytest.mark.parametrize(("from_step", "children"), [("$result", 1), ("$start:waiting_child", 2)])
+def test_parent_is_retried_from_the_wait_for_a_child_or_from_its_start(
+    workflows: Workflows, clock: Clock, from_step: str, children: int
+) -> None:
+    @workflows.workflow(name="asks_again")
+    def asks_again() -> str:
+        return waiting_child.start().result()
+
+    def started() -> list[Run]:
+        return list(workflows.runs(RunQuery(workflow="waiting_child")))
+
+    handle = asks_again.spawn()
+    workflows.tick()
+    workflows.cancel(started()[0].id)
+    run_out(workflows, clock)
+    if from_step == "$result":
+        workflows.retry(started()[0].id)
+    handle.retry()
+    workflows.tick()
+    alone = handle.status()
+    workflows.retry(handle.id, from_step=from_step)
+    run_until_idle_now(workflows)
+    workflows.deliver("go")
+    run_until_idle_now(workflows)
+
+    assert alone is RunStatus.FAILED
+    assert handle.output() == "gone"
+    assert len(started()) == children
 
 
 def test_b47_cancelled_child_is_said_to_the_parent(workflows: Workflows, clock: Clock) -> None:

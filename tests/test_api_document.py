@@ -141,6 +141,8 @@ def narrowed(document: dict[str, Any], ids: list[str]) -> dict[str, Any]:
     for path in ("/events", "/events/check"):
         event = _body(document, path)
         event["properties"]["name"] = {"enum": ["paid"]}
+    for act in ("fork", "retry"):
+        _body(document, f"/runs/{{run_id}}/{act}")["properties"]["from_step"] = {"enum": ["send", "charge"]}
     steps_after = next(item for item in document["paths"]["/runs/{run_id}"]["get"]["parameters"] if "name" in item)
     assert steps_after["name"] == "steps_after"
     steps_after["schema"] = {"enum": ["send", "charge"]}
@@ -161,12 +163,16 @@ def test_routes_do_as_the_document_says(database_url: str, make_app: apps.MakeAp
     statuses: dict[str, set[int]] = defaultdict(set)
     failures: dict[tuple[str | None, str], str] = {}
     checked: set[str] = set()
+    sent: set[tuple[str, str]] = set()
     for scenario in _scenarios(schema):
         recorder = scenario.recorder
         for case_id, case in recorder.cases.items():
             interaction = recorder.interactions.get(case_id)
             if interaction is not None and interaction.response is not None:
-                statuses[case.value.operation.label].add(interaction.response.status_code)
+                label, status = case.value.operation.label, interaction.response.status_code
+                statuses[label].add(status)
+                if status < 300 and isinstance(case.value.body, dict):
+                    sent |= {(label.rpartition("/")[2], field) for field in case.value.body}
             for check in recorder.checks.get(case_id, []):
                 checked.add(check.name)
                 if check.failure_info is not None:
@@ -178,6 +184,7 @@ def test_routes_do_as_the_document_says(database_url: str, make_app: apps.MakeAp
     assert {"response_schema_conformance", "status_code_conformance", "negative_data_rejection"} <= checked
     described = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert set(statuses) == described
+    assert {("fork", "from_step"), ("retry", "from_step"), ("runs", "deadline")} <= sent
     for label, seen in statuses.items():
         assert any(200 <= status < 300 for status in seen), (label, seen)
         assert 405 in seen or 400 in seen or 404 in seen, (label, seen)

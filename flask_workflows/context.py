@@ -711,7 +711,8 @@ class WorkflowContext:
         branch = self._branch
         if not branch.committing:
             return False
-        found = self._runtime.store.find_step(self.run_id, key)
+        with self._execution.guarding():
+            found = self._runtime.store.find_step(self.run_id, key)
         if found is None or found[0] != "completed":
             return False
         asked = self._ticks()

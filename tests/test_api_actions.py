@@ -386,7 +386,7 @@ def test_unknown_field_is_named(one_client: FlaskClient) -> None:
 
     assert response.json is not None
     assert "'inptu'" in response.json["message"]
-    assert "workflow, input, key, workspace, delay, reason" in response.json["message"]
+    assert "workflow, input, key, workspace, delay, deadline, reason" in response.json["message"]
 
 
 @pytest.mark.parametrize(

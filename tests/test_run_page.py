@@ -411,7 +411,7 @@ def test_why_not_lists_every_other_action_with_its_reason(client: FlaskClient, r
     assert "Retry Only a failed or cancelled run can be retried; this one is sleeping." in text
     assert "Release lease No worker holds it: it is sleeping." in text
     assert (
-        "Why can\N{RIGHT SINGLE QUOTATION MARK}t I wake now, move timer, release lease, send message or cancel?"
+        "Why can\N{RIGHT SINGLE QUOTATION MARK}t I wake now, move timer, release lease, send message, pause or cancel?"
         in page_of(client, failed(rows))
     )
 

@@ -15,7 +15,7 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/test.stamp
 	@$(VENV)/bin/python -m tests.browser.chromium
-	$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check

@@ -146,8 +146,9 @@ def test_b46_eight_parents_leave_four_slots_to_their_children(busy: Flask, fleet
 
     def all_slots_are_the_grandchildrens() -> bool:
         found = states(busy)
-        return sorted(found.get("waiting_for", ()))[-4:] == at_work and all(
-            found.get(generation) == [("waiting", False)] * 8 for generation in GENERATIONS[:2]
+        # Whether the last parents had their turn before the first grandchildren is chance.
+        return sorted(found.get("waiting_for", ()))[-4:] == at_work and not any(
+            held for generation in GENERATIONS[:2] for _, held in found.get(generation, ())
         )
 
     eventually(all_slots_are_the_grandchildrens, within=60)

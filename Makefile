@@ -5,6 +5,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DIST ?= dist
+PYTEST = $(VENV)/bin/python -m pytest
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint format types bench peers year chaos docs pictures build release clean
@@ -13,9 +14,11 @@ PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/demo.stamp
 	$(VENV)/bin/python -m example_app
 
+# Three processes, as half of the tests wait for others. What failed beside others is tried once more alone: many tests
+# have workers, servers and kills of their own, and few machines have processors for all of them. Both are shown.
 test: $(VENV)/test.stamp
 	@$(VENV)/bin/python -m tests.browser.chromium
-	$(VENV)/bin/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
+	$(PYTEST) --numprocesses 3 --dist loadfile $(ARGS) || $(PYTEST) --last-failed --last-failed-no-failures none $(ARGS)
 
 lint: $(VENV)/dev.stamp
 	$(VENV)/bin/ruff check
